@@ -387,11 +387,13 @@ func (a *agent) applyPlan(n plan.Node) error {
 			a.filters = a.ensureFilters(*a.plan)
 			a.ensureStreams(*a.plan, a.filters.withheld)
 			a.dp.Withhold(a.filters.withheld)
+			a.serveStreams()
 		}
 		return err
 	}
 	a.plan = &n
 	a.inForce.Store(&n)
+	a.serveStreams()
 	if err := a.removeCutters(unneededCutters(a.cfg.Instance, n)); err != nil {
 		return err
 	}
@@ -825,6 +827,7 @@ func (a *agent) reconcile() {
 	}
 	a.filters = a.ensureFilters(*a.plan)
 	a.ensureStreams(*a.plan, a.filters.withheld)
+	a.serveStreams()
 	a.dp.Withhold(a.filters.withheld)
 	err := a.inNamespace(a.dp.Reconcile)
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)

@@ -78,7 +78,7 @@ func Detach(cfg Config) (_ Detached, err error) {
 	for _, c := range cutters(cfg.Instance) {
 		errs = append(errs, n.RemoveCutter(c))
 	}
-	errs = append(errs, kernelStreams{n, cfg.Instance, cfg.RunDir, cfg.Log}.RemoveStrays(nil))
+	errs = append(errs, newKernelStreams(n, cfg.Instance, cfg.RunDir, cfg.Log).RemoveStrays(nil))
 	if err := errors.Join(errs...); err != nil {
 		return out, err
 	}

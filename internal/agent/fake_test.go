@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
@@ -513,4 +514,6 @@ func (fakePlaces) Start(plan.Proxy, []byte, func(stream.Ask) (*stream.Ends, erro
 func (fakePlaces) StartGateway(plan.Proxy, gatewayStart) (gatewayWorker, error) {
 	return nil, errors.New("no gateway here")
 }
-func (fakePlaces) RemoveStrays([]string) error { return nil }
+func (fakePlaces) RemoveStrays([]string) error       { return nil }
+func (fakePlaces) Draining(string) []api.StreamDrain { return nil }
+func (fakePlaces) Leave() error                      { return nil }

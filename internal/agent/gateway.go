@@ -245,6 +245,8 @@ func (w *kernelGateway) End(id uint64) (bool, error)               { return w.pr
 func (w *kernelGateway) Revoke(identities []string) (int, error)   { return w.process.Revoke(identities) }
 
 // Leave ends it: it asks its agent for each connection onward.
+func (w *kernelGateway) Serve() error { return nil }
+
 func (w *kernelGateway) Leave() error { return w.Close() }
 
 func (w *kernelGateway) Close() error {

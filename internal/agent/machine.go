@@ -101,7 +101,7 @@ func thisMachine(ctx context.Context, cfg Config) (machine, error) {
 	return machine{
 		net:    kernelNet{n},
 		filter: kernelFilter{n},
-		places: kernelStreams{n, cfg.Instance, cfg.RunDir, cfg.Log},
+		places: newKernelStreams(n, cfg.Instance, cfg.RunDir, cfg.Log),
 		check:  dataplane.Check,
 		open: func() (dataPath, error) {
 			d := cfg.dataplane(n)

@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/gateway"
@@ -43,11 +44,17 @@ func (a *agent) endsOf(p plan.Proxy) func(stream.Ask) (*stream.Ends, error) {
 	if !p.Stream.Intrusive {
 		return nil
 	}
+	var mu sync.Mutex // a worker that drains asks beside the one that has its place
 	var told time.Time
 	return func(q stream.Ask) (ends *stream.Ends, err error) {
 		defer func() {
 			// A worker may send any number of requests; they must not fill the log.
-			if err != nil && time.Since(told) > time.Second {
+			if err == nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if time.Since(told) > time.Second {
 				told = time.Now()
 				a.cfg.Log.Warn("a sealed connection has no key, and is reset", "function", p.Function, "client", q.Client, "server", q.Server, "err", err)
 			}

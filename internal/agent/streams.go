@@ -35,10 +35,17 @@ type streamPlaces interface {
 	// RemoveStrays removes interfaces that an earlier agent of the instance has left, except
 	// these.
 	RemoveStrays(keep []string) error
+	// Draining are a function's workers that take no more connections, the oldest first.
+	Draining(function string) []api.StreamDrain
+	// Leave lets go of those workers.
+	Leave() error
 }
 
 // streamWorker is a worker in its place.
 type streamWorker interface {
+	// Serve is called once the plan in force has the function. Until then a worker that was there before takes the connections;
+	// after Close it goes on as if nothing had been.
+	Serve() error
 	Ended() <-chan struct{}
 	Err() error // why; only then
 	// Whole gives an error if the place lacks an interface that it has had.
@@ -59,6 +66,11 @@ type kernelStreams struct {
 	instance string
 	runDir   string // has a socket of each worker, by which the next agent finds it
 	log      *slog.Logger
+	records  *workerRecords
+}
+
+func newKernelStreams(node *host.Net, instance, runDir string, log *slog.Logger) kernelStreams {
+	return kernelStreams{node, instance, runDir, log, newWorkerRecords(runDir, log)}
 }
 
 // socket is where the worker behind an interface listens.
@@ -82,15 +94,39 @@ func (k kernelStreams) RemoveStrays(keep []string) error {
 			errs = append(errs, err)
 		}
 	}
-	sockets, err := filepath.Glob(k.socket(model.StreamLinkPrefix + "*"))
+	sockets, err := filepath.Glob(k.socket(model.StreamLinkPrefix+"*") + "*")
 	errs = append(errs, err)
 	for _, s := range sockets {
-		if !slices.ContainsFunc(keep, func(link string) bool { return k.socket(link) == s }) {
+		if !slices.ContainsFunc(keep, func(link string) bool { return k.socket(link) == s || k.socket(link)+socketNext == s }) {
 			errs = append(errs, removeSocket(s))
 		}
 	}
+	// One that does not end with its interface.
+	errs = append(errs, k.records.endAll(func(link string) bool { return !slices.Contains(keep, link) }, k.node.NetNS()))
 	return errors.Join(errs...)
 }
+
+// endBefore ends what is left of workers behind an interface: they do not hand themselves over, or drain.
+func (k kernelStreams) endBefore(link string) error {
+	return k.records.endAll(func(l string) bool { return l == link }, k.node.NetNS())
+}
+
+func (k kernelStreams) Draining(function string) (out []api.StreamDrain) {
+	for _, d := range k.records.of(function) {
+		o := api.StreamDrain{Worker: d.PID, Seconds: d.Until - min(sinceBoot(), d.Until)}
+		if d.counts {
+			now := d.process.Statistics().Now
+			o.Now = &now
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+func (k kernelStreams) Leave() error { return k.records.leave() }
+
+// socketNext is behind the name of the socket of a worker that is to take another's place.
+const socketNext = ".next"
 
 func removeSocket(name string) error {
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -132,9 +168,9 @@ func thisProgram() (string, error) {
 	return fmt.Sprintf("%d %d %d %d", file.Dev, file.Ino, st.Size(), st.ModTime().UnixNano()), nil
 }
 
-// Start takes a worker over that an agent before has started, if it runs this program with this configuration. If it
-// runs another program, a new one takes its place, and it goes on with the connections that it has. Else the place is made
-// anew, and a worker that was there ends.
+// Start takes a worker over that runs already, if it runs this program with this configuration. If it
+// runs another program, or has another configuration, a new one takes its place with Serve, and it goes on with the connections that it has.
+// Else the place is made anew, and a worker that was there ends.
 func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) (*stream.Ends, error)) (_ streamWorker, err error) {
 	program, err := thisProgram()
 	if err != nil {
@@ -143,59 +179,91 @@ func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) 
 	tag := workerTag{Program: program, Config: digest(config), MTU: p.Stream.MTU, Port: streamPort, Attached: p.Stream.Attached}
 	w, found, was, err := k.find(p.To)
 	switch {
-	case err != nil: // as if there were none: its interface is removed, and it ends with that
-	case tag.Program == was.Program && tag.Config == was.Config && tag.MTU == was.MTU && tag.Attached == was.Attached:
-		w.adopted = true
-		w.Process, err = found.Take(config, ends)
+	case err != nil:
+	case tag.MTU != was.MTU || tag.Attached != was.Attached:
+	case tag.Program == was.Program && tag.Config == was.Config:
+		w.function, w.ends, w.adopted = p.Function, ends, true
+		w.Process, err = found.Take(config)
 		if err == nil {
 			return w, nil
 		}
-		err = errors.Join(err, w.letGo())
-	case tag.Program != was.Program && tag.MTU == was.MTU && tag.Attached == was.Attached && tag.Attached == model.Attached{}:
+	case tag.Attached == model.Attached{}: // of two behind a function's interfaces, one would have them
 		tag.Port = streamPort + (was.Port-streamPort+1)%streamPorts
-		if err = k.run(w, p, tag, config, ends, found); err == nil {
+		w.function, w.ends, w.instead, w.sameWords = p.Function, ends, found, tag.Program == was.Program
+		if err = k.run(w, p, tag, config); err == nil {
 			return w, nil
 		}
-		err = errors.Join(err, found.End(), w.letGo())
-	default:
-		err = errors.Join(found.End(), w.letGo())
+		w.instead = nil
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		k.log.Warn("a worker of an agent before cannot be taken over; it ends, and its connections are reset", "function", p.Function, "err", err)
+		k.log.Warn("a worker that runs cannot be taken over; it ends, and its connections are reset", "function", p.Function, "err", err)
+	}
+	if found != nil {
+		err = errors.Join(k.end(found), found.Leave())
+	} else {
+		err = nil
+	}
+	if w != nil {
+		err = errors.Join(err, w.letGo())
+	}
+	// Also one that cannot be spoken with, and those that drain: the place is made anew.
+	if err := errors.Join(err, k.endBefore(p.To)); err != nil {
+		return nil, err
 	}
 	ns, err := host.Anonymous()
 	if err != nil {
 		return nil, err
 	}
 	tag.Port = streamPort
-	w = &kernelWorker{node: k.node, ns: ns, link: p.To, alias: k.alias(), socket: k.socket(p.To)}
+	w = k.worker(p.To)
+	w.ns, w.function, w.ends = ns, p.Function, ends
 	if err := w.place(p.To, p.Stream.MTU); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	if err := k.run(w, p, tag, config, ends, nil); err != nil {
+	if err := k.run(w, p, tag, config); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
 }
 
-// find looks for the worker behind an interface. The error is fs.ErrNotExist if there is none.
-func (k kernelStreams) find(link string) (_ *kernelWorker, _ *stream.Found, was workerTag, err error) {
-	found, err := stream.Find(k.socket(link))
-	if err != nil {
-		return nil, nil, was, err
+func (k kernelStreams) worker(link string) *kernelWorker {
+	return &kernelWorker{node: k.node, link: link, alias: k.alias(), socket: k.socket(link), records: k.records, log: k.log}
+}
+
+// end ends a worker that was found, and gives back the interfaces of its function.
+func (k kernelStreams) end(found *stream.Found) error {
+	handle, err := found.Handle()
+	if handle == nil || err != nil {
+		return err
 	}
-	w := &kernelWorker{node: k.node, link: link, alias: k.alias(), socket: k.socket(link), made: true}
+	if err := errors.Join(endWorker(found.PID(), handle, k.node.NetNS()), handle.Close()); err != nil {
+		return err
+	}
+	k.records.ended(found.PID())
+	return nil
+}
+
+// find looks for the worker behind an interface. The error is fs.ErrNotExist if there is none. With another error found may be
+// there: a worker that cannot be taken over.
+func (k kernelStreams) find(link string) (w *kernelWorker, found *stream.Found, was workerTag, err error) {
+	found, err = stream.Find(k.socket(link))
+	if err != nil {
+		return nil, found, was, err
+	}
+	w = k.worker(link)
+	w.made = true
 	files := found.Files
 	defer func() {
 		for _, f := range files {
 			err = errors.Join(err, f.Close())
 		}
 		if err != nil {
-			err = errors.Join(fmt.Errorf("process %d: %w", found.PID(), err), found.End(), w.letGo())
+			err = errors.Join(fmt.Errorf("process %d: %w", found.PID(), err), w.letGo())
+			w = nil
 		}
 	}()
 	if err := json.Unmarshal(found.Tag, &was); err != nil {
-		return nil, nil, was, fmt.Errorf("what it says of itself: %w", err)
+		return w, found, was, fmt.Errorf("what it says of itself: %w", err)
 	}
 	for _, ns := range []**host.NetNS{&w.ns, &w.behind} {
 		if len(files) == 0 {
@@ -204,34 +272,34 @@ func (k kernelStreams) find(link string) (_ *kernelWorker, _ *stream.Found, was 
 		f := files[0]
 		files = files[1:]
 		if *ns, err = host.FromFile(f); err != nil {
-			return nil, nil, was, err
+			return w, found, was, err
 		}
 	}
 	if w.ns == nil {
-		return nil, nil, was, errors.New("it does not hand over its namespace")
+		return w, found, was, errors.New("it does not hand over its namespace")
 	}
 	switch l, err := w.node.Link(link); {
 	case err != nil:
-		return nil, nil, was, err
+		return w, found, was, err
 	case l.Alias != w.alias:
-		return nil, nil, was, fmt.Errorf("interface %s is not waystamp's", link)
+		return w, found, was, fmt.Errorf("interface %s is not waystamp's", link)
 	}
 	place, err := host.Open(w.ns)
 	if err != nil {
-		return nil, nil, was, err
+		return w, found, was, err
 	}
 	defer func() { err = errors.Join(err, place.Close()) }()
 	l, err := place.Link(streamLink)
 	if err != nil {
-		return nil, nil, was, err
+		return w, found, was, err
 	}
 	if _, mac := streamMACs(link); l.MAC != mac {
-		return nil, nil, was, fmt.Errorf("its interface is not that behind %s", link)
+		return w, found, was, fmt.Errorf("its interface is not that behind %s", link)
 	}
 	w.inside = l.Index
 	if a := was.Attached; a != (model.Attached{}) {
 		if w.behind == nil || len(was.Indexes) != 2 {
-			return nil, nil, was, errors.New("it does not say where its function is")
+			return w, found, was, errors.New("it does not say where its function is")
 		}
 		w.taken = []takenOver{{w.ns, plainTo, a.To, was.Indexes[0]}, {w.behind, plainFrom, a.From, was.Indexes[1]}}
 	}
@@ -247,9 +315,8 @@ func workerMemory() (uint64, error) {
 	return max(stream.MemoryMin, uint64(s.Totalram)*uint64(s.Unit)/4), nil
 }
 
-// run starts a worker in its place, which is made, instead of one that is there; nil: there is none. That
-// one takes no more connections then.
-func (k kernelStreams) run(w *kernelWorker, p plan.Proxy, tag workerTag, config []byte, ends func(stream.Ask) (*stream.Ends, error), instead *stream.Found) (err error) {
+// run starts a worker in its place, which is made. If it is to be there instead of another one, it takes no connection before Serve.
+func (k kernelStreams) run(w *kernelWorker, p plan.Proxy, tag workerTag, config []byte) (err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find the program of workers: %w", err)
@@ -273,7 +340,7 @@ func (k kernelStreams) run(w *kernelWorker, p plan.Proxy, tag workerTag, config 
 		}
 		return f, err
 	}
-	o := stream.Options{NS: w.ns, Program: self, Config: config, Answer: ends, Stay: &stream.Stay{}}
+	o := stream.Options{NS: w.ns, Program: self, Config: config, Stay: &stream.Stay{}}
 	if !p.Stream.Early {
 		if o.Held, err = keep(w.packets("that SYNs wait at", stream.HeldSocket)); err != nil {
 			return err
@@ -282,7 +349,7 @@ func (k kernelStreams) run(w *kernelWorker, p plan.Proxy, tag workerTag, config 
 	if o.Stay.Link, err = keep(w.packets("by which a worker notices its interface's end", stream.LinkSocket)); err != nil {
 		return err
 	}
-	if o.Stay.At, err = keep(stream.StaySocket(w.socket)); err != nil {
+	if o.Stay.At, err = keep(stream.StaySocket(w.socket + socketNext)); err != nil {
 		return err
 	}
 	if a := p.Stream.Attached; a != (model.Attached{}) {
@@ -301,56 +368,134 @@ func (k kernelStreams) run(w *kernelWorker, p plan.Proxy, tag workerTag, config 
 	files = append(files, listeners...)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, w.Process.Close())
-			w.Process = nil
+			err = errors.Join(err, w.stop())
 		}
 	}()
-	// Of two programs the first counts, so that nothing changes before the worker that has it gives it up.
-	lookup, err := dataplane.GiveConnections(w.ns, w.inside, listeners)
+	if err := k.records.started(p.Function, w.link, w.PID()); err != nil {
+		return err
+	}
+	// Of two programs the first counts, so that nothing changes before that of the worker before is gone.
+	if w.listeners, err = dataplane.GiveConnections(w.ns, w.inside, listeners); err != nil {
+		return err
+	}
+	if w.tag, err = json.Marshal(tag); err != nil || w.instead != nil {
+		return err
+	}
+	return w.release()
+}
+
+// release lets the worker take connections, and leaves its program to it.
+func (w *kernelWorker) release() (err error) {
+	if err := os.Rename(w.socket+socketNext, w.socket); err != nil {
+		return fmt.Errorf("name a worker's socket: %w", err)
+	}
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	link, err := w.listeners.File()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lookup.Close()) }() // the worker holds it, or it goes
-	link, err := keep(lookup.File())
-	if err != nil {
-		return err
-	}
-	var places []*os.File
+	files = append(files, link)
 	for _, ns := range []*host.NetNS{w.ns, w.behind} {
 		if ns != nil {
-			f, err := keep(ns.File())
+			f, err := ns.File()
 			if err != nil {
 				return err
 			}
-			places = append(places, f)
+			files = append(files, f)
 		}
 	}
-	text, err := json.Marshal(tag)
+	if err := w.Release(w.tag, link, files[1:]...); err != nil {
+		return err
+	}
+	err = w.listeners.Close() // the worker holds it
+	w.listeners = nil
+	return err
+}
+
+// Serve has the worker take the place of the one before, if there is one, and answers what it asks.
+func (w *kernelWorker) Serve() error {
+	if found := w.instead; found != nil {
+		w.instead = nil
+		if err := w.drainBefore(found); err != nil {
+			w.log.Warn("a worker that is replaced does not go on with its connections; it ends, and they are reset", "function", w.function, "process", found.PID(), "err", err)
+		}
+		if err := w.release(); err != nil {
+			return err
+		}
+	}
+	w.Answer(w.ends)
+	return nil
+}
+
+// drainBefore has the worker before take no more connections. It is ended if it does not do what it is told, or only says so.
+func (w *kernelWorker) drainBefore(found *stream.Found) (err error) {
+	record, err := w.records.willDrain(w.function, w.link, found.PID())
+	if err != nil {
+		err = errors.Join(err, found.End())
+		w.records.ended(found.PID())
+		return err
+	}
+	before := found.TakeToDrain(w.function, w.ends)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, before.Kill())
+			w.records.ended(record.PID)
+		}
+	}()
+	if err := before.Drain(); err != nil {
+		return err
+	}
+	// It has closed the link of its program, or it pretends.
+	others, err := w.listeners.TakeAll(w.ns)
 	if err != nil {
 		return err
 	}
-	if instead != nil {
-		if err := instead.Drain(); err != nil {
-			return err
-		}
-		k.log.Info("a worker of another version takes no more connections, and ends with those that it has", "function", p.Function, "process", instead.PID())
+	if others > 0 {
+		return errors.New("it says that it takes no more connections, and has kept the program that gives them to it; somebody may have taken it over")
 	}
-	return w.Release(text, link, places...)
+	w.log.Info("a worker takes no more connections, and ends with those that it has", "function", w.function, "process", record.PID)
+	w.records.follow(&drain{workerRecord: record, process: before, counts: w.sameWords})
+	return nil
+}
+
+// stop ends the process, and takes its program off.
+func (w *kernelWorker) stop() (err error) {
+	if w.Process != nil {
+		err = w.Process.Close()
+		w.records.ended(w.PID())
+	}
+	if w.listeners != nil {
+		err = errors.Join(err, w.listeners.Close())
+		w.listeners = nil
+	}
+	return errors.Join(err, removeSocket(w.socket+socketNext))
 }
 
 type kernelWorker struct {
 	*stream.Process
 	node      *host.Net
 	ns        *host.NetNS
+	function  string
 	link      string
 	alias     string
 	socket    string // where the worker listens for the next agent; "": it ends with this one
+	records   *workerRecords
+	log       *slog.Logger
+	ends      func(stream.Ask) (*stream.Ends, error)
+	tag       []byte // for the next agent
 	made      bool
 	adopted   bool
+	instead   *stream.Found        // whose place it takes with Serve
+	sameWords bool                 // that one has the same statistics
 	inside    int                  // index of the interface in the place
 	behind    *host.NetNS          // where plain connections come out of a function; nil: there is none
 	taken     []takenOver          // of the function's interfaces
-	listeners *dataplane.Listeners // a gateway's
+	listeners *dataplane.Listeners // a gateway's; those of a worker that stays are its own once it serves
 }
 
 func (w *kernelWorker) Adopted() bool { return w.adopted }
@@ -446,11 +591,15 @@ func (w *kernelWorker) Whole() error {
 }
 
 func (w *kernelWorker) Close() error {
-	var errs []error
-	if w.Process != nil {
-		errs = append(errs, w.Process.Close())
+	if w.instead != nil { // the place is still the other one's
+		err := errors.Join(w.stop(), w.instead.Leave(), w.letGo())
+		w.instead = nil
+		return err
 	}
-	if w.listeners != nil {
+	var errs []error
+	if w.socket != "" {
+		errs = append(errs, w.stop())
+	} else if w.listeners != nil {
 		errs = append(errs, w.listeners.Close())
 	}
 	// A namespace ends some time after its last process; the function's interfaces are free at once.
@@ -467,12 +616,19 @@ func (w *kernelWorker) Close() error {
 	}
 	if w.socket != "" {
 		errs = append(errs, removeSocket(w.socket))
+		// Those that drain end with the interface, unless they pretend.
+		errs = append(errs, w.records.endAll(func(l string) bool { return l == w.link }, w.node.NetNS()))
 	}
 	return errors.Join(append(errs, w.ns.Close())...)
 }
 
 // Leave lets go of the worker and its place, which go on.
-func (w *kernelWorker) Leave() error { return errors.Join(w.Process.Leave(), w.letGo()) }
+func (w *kernelWorker) Leave() error {
+	if w.instead != nil {
+		return w.Close()
+	}
+	return errors.Join(w.Process.Leave(), w.letGo())
+}
 
 // letGo gives up the handles of the place.
 func (w *kernelWorker) letGo() (err error) {
@@ -494,6 +650,7 @@ type streamFunction struct {
 	since    time.Time // when the worker started
 	after    time.Time // it is not started again before
 	told     string    // a gateway's configuration; "": it has none
+	serves   bool      // the plan in force has this worker
 }
 
 // A worker that ends is started again after a while, which doubles each time.
@@ -537,6 +694,7 @@ func (a *agent) ensureStreams(n plan.Node, withheld map[string]error) {
 		if !wanted[name] {
 			a.endStream(name, f)
 			delete(a.streams.by, name)
+			a.streams.swept = false // also of one that could not be started, and has others that drain
 		}
 	}
 	// An agent that was killed could not remove them; there are no others that it did not make.
@@ -579,10 +737,12 @@ func (a *agent) ensureStreamLocked(_ plan.Node, p plan.Proxy) error {
 func (a *agent) ensureWorkerLocked(function, config string, start func() (streamWorker, error)) error {
 	f := a.streams.by[function]
 	if f == nil || f.config != config {
+		next := &streamFunction{config: config}
 		if f != nil {
-			a.endStream(function, f) // its connections are reset
+			next.restarts = f.restarts
+			a.letGo(function, f)
 		}
-		f = &streamFunction{config: config}
+		f = next
 		a.streams.by[function] = f
 	}
 	if f.worker != nil {
@@ -617,17 +777,51 @@ func (a *agent) ensureWorkerLocked(function, config string, start func() (stream
 	if err != nil {
 		return a.failedToStart(f, err)
 	}
-	f.worker, f.err, f.since = worker, nil, time.Now()
+	f.worker, f.err, f.since, f.serves = worker, nil, time.Now(), false
 	go func() {
 		<-worker.Ended()
 		notify(a.streams.wakeUp)
 	}()
 	what := "a worker runs"
 	if worker.Adopted() {
-		what = "a worker runs that an agent before has started; its connections go on"
+		what = "a worker is taken over that ran already; its connections go on"
 	}
 	a.cfg.Log.Info(what, "function", function, "process", worker.PID())
 	return nil
+}
+
+// letGo leaves a function's worker to Start, which finds it: it is taken over, or replaced, or ended. A gateway's ends.
+func (a *agent) letGo(function string, f *streamFunction) {
+	if f.worker == nil {
+		return
+	}
+	select {
+	case <-f.worker.Ended():
+		a.endStream(function, f)
+		return
+	default:
+	}
+	if err := f.worker.Leave(); err != nil {
+		a.cfg.Log.Error("a worker could not be left to the next configuration", "function", function, "err", err)
+	}
+	f.worker = nil
+}
+
+// serveStreams has the workers serve that were started for the plan that is in force now.
+func (a *agent) serveStreams() {
+	a.streams.mu.Lock()
+	defer a.streams.mu.Unlock()
+	for name, f := range a.streams.by {
+		if f.worker == nil || f.serves {
+			continue
+		}
+		f.serves = true
+		if err := f.worker.Serve(); err != nil {
+			a.cfg.Log.Error("a worker does not serve; it is ended", "function", name, "err", err)
+			a.endStream(name, f)
+			a.failedToStart(f, err)
+		}
+	}
 }
 
 // failedToStart tries again after a while.
@@ -652,6 +846,9 @@ func (a *agent) leaveStreams() {
 			a.cfg.Log.Error("a worker could not be left to the next agent", "function", name, "err", err)
 		}
 		f.worker = nil
+	}
+	if err := a.places.Leave(); err != nil {
+		a.cfg.Log.Error("workers that take no more connections could not be left to the next agent", "err", err)
 	}
 }
 
@@ -695,6 +892,7 @@ func (a *agent) streamsOf() map[string]*api.Stream {
 	for name, f := range a.streams.by {
 		s := &api.Stream{Restarts: f.restarts, Kept: a.streams.kept[name].Open + a.streams.kept[name].New}
 		out[name] = s
+		s.Draining = a.places.Draining(name)
 		if f.worker == nil {
 			if f.err != nil {
 				s.Error = f.err.Error()
@@ -705,6 +903,7 @@ func (a *agent) streamsOf() map[string]*api.Stream {
 		s.Worker, s.Now, s.Opened, s.Refused, s.Ended, s.Unreached = f.worker.PID(), n.Now, n.Opened, n.Refused, n.Ended, n.Unreached
 		s.ResetByClient, s.ResetByServer, s.ResetByFunction, s.ResetByLimit = n.ResetByClient, n.ResetByServer, n.ResetByFunction, n.ResetByLimit
 		s.PartMismatch, s.Unsealed, s.Peer, s.NoKey = n.PartMismatch, n.Unsealed, n.Peer, n.NoKey
+		s.Batches, s.Unbatched = n.Batches, n.Unbatched
 		s.ToServer, s.ToClient = api.StreamBytes(n.ToServer), api.StreamBytes(n.ToClient)
 	}
 	return out

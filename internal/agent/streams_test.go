@@ -28,7 +28,7 @@ func (w *placedWorker) Close() error {
 
 // A function whose interface was made anew gets a new place, as if its worker had ended.
 func TestAWorkerIsEndedWithItsFunctionsInterface(t *testing.T) {
-	a := &agent{streams: streams{by: map[string]*streamFunction{}, wakeUp: make(chan struct{}, 1)}}
+	a := &agent{places: fakePlaces{}, streams: streams{by: map[string]*streamFunction{}, wakeUp: make(chan struct{}, 1)}}
 	a.cfg.Log = slog.New(slog.DiscardHandler)
 	defer a.leaveStreams()
 	var started []*placedWorker

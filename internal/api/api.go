@@ -202,9 +202,20 @@ type Stream struct {
 	Unsealed     uint64      `json:"unsealed"`
 	Peer         uint64      `json:"peer"`
 	NoKey        uint64      `json:"no_key"`
+	Batches      uint64      `json:"batches"`        // of 64 KiB that sealed connections hold now, beside their buffers
+	Unbatched    uint64      `json:"unbatched"`      // reads and writes of sealed connections for which no batch was left: they are slower
 	ResetByLimit uint64      `json:"reset_by_limit"` // idle, or half-closed for too long
 	ToServer     StreamBytes `json:"to_server"`
 	ToClient     StreamBytes `json:"to_client"`
+	// Workers of before, of another version or configuration, that go on with their connections; the oldest first.
+	Draining []StreamDrain `json:"draining,omitempty"`
+}
+
+// StreamDrain is a worker that takes no more connections.
+type StreamDrain struct {
+	Worker  int     `json:"worker"`        // the process
+	Now     *uint64 `json:"now,omitempty"` // connections that are open; missing: not known, as of a worker of another version, or after a restart of the agent
+	Seconds uint64  `json:"seconds"`       // until it is ended, if it has connections then
 }
 
 // StreamBytes are the bytes of one direction.

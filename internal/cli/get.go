@@ -386,6 +386,13 @@ func readStreams(ctx context.Context, c client) (reading, error) {
 		if s.Error != "" {
 			r.problems = append(r.problems, "function "+f.Function+" gets no connections: "+s.Error)
 		}
+		for _, d := range s.Draining {
+			open := "an unknown number of connections"
+			if d.Now != nil {
+				open = fmt.Sprintf("%d connections", *d.Now)
+			}
+			r.notes = append(r.notes, fmt.Sprintf("function %s: worker %d takes no more connections, and goes on with %s, for %s at most", f.Function, d.Worker, open, time.Duration(d.Seconds)*time.Second))
+		}
 		r.rows = append(r.rows, []any{
 			f.Function, gauge(s.Worker), gauge(s.Restarts), gauge(s.Now), s.Opened, s.Refused + s.PartMismatch + s.Unsealed + s.Peer + s.NoKey, s.Unreached,
 			s.ResetByClient + s.ResetByServer + s.ResetByFunction + s.ResetByLimit, s.ToServer.In + s.ToClient.In, s.ToServer.Out + s.ToClient.Out,

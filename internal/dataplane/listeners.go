@@ -74,6 +74,55 @@ func (l *Listeners) File() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "link"), nil
 }
 
+// TakeAll detaches all other programs of this kind from the namespace, so that connections are given to these listeners
+// alone, and says how many there were: whoever holds the link of one keeps it attached otherwise. It needs CAP_SYS_ADMIN,
+// as all does that opens a link by its id.
+func (l *Listeners) TakeAll(ns *host.NetNS) (others int, err error) {
+	for range takeTries {
+		n := 0
+		n, err = l.takeAll(ns)
+		others += n
+		if !errors.Is(err, unix.EAGAIN) { // somebody on the machine is just attaching something
+			break
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("detach other programs that give connections to a worker: %w", err)
+	}
+	return others, err
+}
+
+// takeTries bounds how often all links of the machine are looked at again.
+const takeTries = 100
+
+func (l *Listeners) takeAll(ns *host.NetNS) (others int, err error) {
+	own, err := l.link.Info()
+	if err != nil {
+		return 0, err
+	}
+	it := new(link.Iterator)
+	defer it.Close()
+	for it.Next() {
+		held, ok := it.Link.(*link.NetNsLink)
+		if !ok || it.ID == own.ID {
+			continue
+		}
+		info, err := held.Info()
+		if err != nil {
+			return others, fmt.Errorf("link %d: %w", it.ID, err)
+		}
+		at := info.NetNs()
+		if ebpf.AttachType(at.AttachType) != ebpf.AttachSkLookup || uint64(at.NetnsInode) != ns.Inode() {
+			continue
+		}
+		if err := held.Detach(); err != nil {
+			return others, fmt.Errorf("link %d: %w", it.ID, err)
+		}
+		others++
+	}
+	return others, it.Err()
+}
+
 // Close takes the program off, unless others hold File.
 func (l *Listeners) Close() error {
 	var errs []error

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/host"
@@ -88,4 +90,72 @@ func TestConnectionsComeByOneInterface(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Who takes all connections of a namespace detaches the programs of others there, also while these hold their links, and none of another
+// namespace.
+func TestListenersThatTakeAllAreAlone(t *testing.T) {
+	t.Parallel()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	give := func(ns *host.NetNS, port int) *Listeners {
+		t.Helper()
+		var files []*os.File
+		must(ns.Do(func() error {
+			for _, network := range []string{"tcp6", "tcp4"} {
+				config := net.ListenConfig{}
+				config.SetMultipathTCP(false)
+				l, err := config.Listen(t.Context(), network, fmt.Sprintf(":%d", port))
+				if err != nil {
+					return err
+				}
+				t.Cleanup(func() { l.Close() })
+				f, err := l.(*net.TCPListener).File()
+				if err != nil {
+					return err
+				}
+				t.Cleanup(func() { f.Close() })
+				files = append(files, f)
+			}
+			return nil
+		}))
+		l, err := GiveConnections(ns, 1, files)
+		must(err)
+		t.Cleanup(func() { must(l.Close()) })
+		return l
+	}
+	here, err := host.Anonymous()
+	must(err)
+	defer here.Close()
+	there, err := host.Anonymous()
+	must(err)
+	defer there.Close()
+	give(here, 4000)
+	give(here, 4001)
+	last, other := give(here, 4002), give(there, 4000)
+	for _, want := range []int{2, 0} {
+		if n, err := last.TakeAll(here); err != nil || n != want {
+			t.Errorf("%d others gave connections: %v; want %d", n, err, want)
+		}
+	}
+	attached := func(ns *host.NetNS, l *Listeners) {
+		t.Helper()
+		info, err := l.program.Info()
+		must(err)
+		own, _ := info.ID()
+		f, err := ns.File()
+		must(err)
+		defer f.Close()
+		got, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: ebpf.AttachSkLookup})
+		must(err)
+		if len(got.Programs) != 1 || got.Programs[0].ID != own {
+			t.Errorf("programs %+v are attached; want %d alone", got.Programs, own)
+		}
+	}
+	attached(here, last)
+	attached(there, other)
 }

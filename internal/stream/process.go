@@ -24,9 +24,9 @@ type Process struct {
 	Config *Config
 
 	pid    int
-	handle *os.File // of the process (pidfd)
-	memory *host.SharedWords
-	up     *os.File // the worker ends when it is closed, unless it stays
+	handle *os.File          // of the process (pidfd)
+	memory *host.SharedWords // nil: of Follow
+	up     *os.File          // the worker ends when it is closed, unless it stays; nil: of Follow
 	stays  bool
 	stderr host.Tail
 	ended  chan struct{}
@@ -34,6 +34,12 @@ type Process struct {
 	once   sync.Once
 
 	answering sync.WaitGroup
+	drained   chan struct{} // closed: it says that it takes no more connections
+	saysOnce  sync.Once
+}
+
+func newProcess(c *Config, pid int, stays bool) *Process {
+	return &Process{Config: c, pid: pid, stays: stays, ended: make(chan struct{}), drained: make(chan struct{})}
 }
 
 // Text is the configuration as ReadConfig takes it; run and back are entries in JSON. loops is 0 for as many as there are
@@ -91,10 +97,11 @@ type Options struct {
 
 // Begin is Start, of a worker that may stay.
 func Begin(o Options) (p *Process, listeners []*os.File, err error) {
-	p = &Process{ended: make(chan struct{}), stays: o.Stay != nil}
-	if p.Config, err = ReadConfig(bytes.NewReader(o.Config)); err != nil {
+	config, err := ReadConfig(bytes.NewReader(o.Config))
+	if err != nil {
 		return nil, nil, err
 	}
+	p = newProcess(config, 0, o.Stay != nil)
 	if p.memory, err = NewStatistics(); err != nil {
 		return nil, nil, err
 	}
@@ -142,7 +149,7 @@ func Begin(o Options) (p *Process, listeners []*os.File, err error) {
 		return nil, nil, errors.Join(fmt.Errorf("worker of function %s: %w", p.Config.Name, err), p.Close())
 	}
 	if o.Answer != nil {
-		p.answering.Go(func() { p.answer(o.Answer) })
+		p.Answer(o.Answer)
 	}
 	return p, listeners, nil
 }
@@ -238,6 +245,38 @@ func (p *Process) receive() (files []*os.File, err error) {
 	return files, nil
 }
 
+// Answer answers what the worker asks from now on, once: what it has asked before has waited. nil: there are no keys.
+func (p *Process) Answer(answer func(Ask) (*Ends, error)) {
+	if answer == nil {
+		answer = func(Ask) (*Ends, error) { return nil, errors.New("the function's connections are not sealed") }
+	}
+	p.answering.Go(func() { p.answer(answer) })
+}
+
+// Drain has the worker take no more connections, and waits until it says that it does not. It goes on with those that it has, and
+// ends when they have ended, after DrainMost at most. Answer has to be called before.
+func (p *Process) Drain() error {
+	text, err := json.Marshal(jsonEnds{Drain: true})
+	if err == nil {
+		err = say(int(p.up.Fd()), text)
+	}
+	if err == nil {
+		t := time.NewTimer(startTime)
+		defer t.Stop()
+		select {
+		case <-p.drained:
+		case <-p.ended:
+			err = errors.New("it has ended")
+		case <-t.C:
+			err = os.ErrDeadlineExceeded
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("have worker %d take no more connections: %w", p.pid, err)
+	}
+	return nil
+}
+
 // askMax bounds what a worker asks, in bytes.
 const askMax = 512
 
@@ -263,6 +302,10 @@ func (p *Process) answer(answer func(Ask) (*Ends, error)) {
 		if flags&unix.MSG_TRUNC != 0 || json.Unmarshal(buf[:n], &q) != nil {
 			p.kill() // it cannot be spoken with
 			return
+		}
+		if q.Drained {
+			p.saysOnce.Do(func() { close(p.drained) })
+			continue
 		}
 		a := jsonEnds{Number: q.Number}
 		if a.Ends, err = answer(q.Ask); err != nil {
@@ -307,7 +350,12 @@ func (p *Process) Err() error {
 }
 
 // Statistics are the worker's numbers, also when it is gone.
-func (p *Process) Statistics() Statistics { return ReadStatistics(p.memory, p.Config) }
+func (p *Process) Statistics() Statistics {
+	if p.memory == nil {
+		return Statistics{}
+	}
+	return ReadStatistics(p.memory, p.Config)
+}
 
 // Leave lets go of a process that stays: its connections go on.
 func (p *Process) Leave() error { return p.letGo(false) }
@@ -315,9 +363,16 @@ func (p *Process) Leave() error { return p.letGo(false) }
 // Close ends the process: its connections are reset.
 func (p *Process) Close() error { return p.letGo(true) }
 
+// Kill is Close, of a process that may not do what it is told.
+func (p *Process) Kill() error { return errors.Join(p.kill(), p.letGo(true)) }
+
 func (p *Process) letGo(end bool) (err error) {
 	p.once.Do(func() {
-		if end && p.stays {
+		if p.up == nil {
+			if end {
+				err = p.kill()
+			}
+		} else if end && p.stays {
 			if text, merr := json.Marshal(jsonEnds{End: true}); merr == nil {
 				// One that waits for Release ends as well: it is no message with the program.
 				if say(int(p.up.Fd()), text) == unix.EAGAIN { // it does not read
@@ -326,13 +381,15 @@ func (p *Process) letGo(end bool) (err error) {
 			}
 		}
 		// Who waits for the worker to ask hears of the end, too.
-		down := unix.Shutdown(int(p.up.Fd()), unix.SHUT_RDWR)
-		if down == unix.ENOTCONN || down == unix.EPIPE {
-			down = nil
+		if p.up != nil {
+			down := unix.Shutdown(int(p.up.Fd()), unix.SHUT_RDWR)
+			if down == unix.ENOTCONN || down == unix.EPIPE {
+				down = nil
+			}
+			err = errors.Join(err, os.NewSyscallError("shutdown", down))
+			p.answering.Wait()
+			err = errors.Join(err, p.up.Close())
 		}
-		err = errors.Join(err, os.NewSyscallError("shutdown", down))
-		p.answering.Wait()
-		err = errors.Join(err, p.up.Close())
 		if end || !p.stays {
 			select {
 			case <-p.ended:
@@ -344,7 +401,9 @@ func (p *Process) letGo(end bool) (err error) {
 		if p.handle != nil {
 			err = errors.Join(err, p.handle.Close())
 		}
-		err = errors.Join(err, p.memory.Close())
+		if p.memory != nil {
+			err = errors.Join(err, p.memory.Close())
+		}
 	})
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/host"
@@ -55,15 +56,35 @@ func LinkSocket(link int) (*os.File, error) { return packetSocket(link, unusedPr
 // unusedProtocol is the second Ethertype for experiments (IEEE Std 802 9.2.3). Nobody sends such frames to a worker's place.
 const unusedProtocol = 0x88b6
 
-// packetSocket makes a packet socket for one Ethertype at an interface.
-func packetSocket(link int, protocol uint16) (*os.File, error) {
+// packetSocket makes a packet socket for one Ethertype at an interface. It never gets frames of another one: whoever holds a packet socket may
+// bind it to any, and a filter on it cannot be taken off.
+func packetSocket(link int, protocol uint16) (_ *os.File, err error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol<<8 | protocol>>8, Ifindex: link}); err != nil {
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadExtension{Num: bpf.ExtProto},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(protocol), SkipTrue: 1},
+		bpf.RetConstant{Val: 1 << 18}, // bytes: all
+		bpf.RetConstant{Val: 0},
+	})
+	if err == nil {
+		list := make([]unix.SockFilter, len(filter))
+		for i, r := range filter {
+			list[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+		}
+		err = os.NewSyscallError("setsockopt SO_ATTACH_FILTER", unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(list)), Filter: &list[0]}))
+	}
+	if err == nil {
+		err = os.NewSyscallError("setsockopt SO_LOCK_FILTER", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1))
+	}
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol<<8 | protocol>>8, Ifindex: link}))
+	}
+	if err != nil {
 		unix.Close(fd)
-		return nil, os.NewSyscallError("bind", err)
+		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "packets"), nil
 }
@@ -186,10 +207,10 @@ func (s *staying) stop() {
 	}
 }
 
-// Found is a worker that an earlier process has started. Take, End or Drain ends it as such.
+// Found is a worker that an earlier process has started. Take, End or Leave ends it as such.
 type Found struct {
 	Tag   []byte     // of Release
-	Files []*os.File // of Release; the caller closes them, before Take, End and Drain or after
+	Files []*os.File // of Release; the caller closes them, before Take, End and Leave or after
 
 	memory *os.File
 	up     *os.File
@@ -198,53 +219,54 @@ type Found struct {
 }
 
 // Find looks for a worker that listens at a name. The error is fs.ErrNotExist if there is none. The kernel says
-// which process listens, and that this process's user has started it.
-func Find(name string) (_ *Found, err error) {
+// which process listens, and that this process's user has started it. With another error, Found may be there all the same, of a
+// process that does not hand over what it has to; End ends it.
+func Find(name string) (f *Found, err error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	f := &Found{up: os.NewFile(uintptr(fd), "worker")}
+	f = &Found{up: os.NewFile(uintptr(fd), "worker")}
 	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.close())
+		if err != nil && f.handle == nil {
+			f, err = nil, errors.Join(err, f.Leave())
 		}
 	}()
 	// Also for connect: a worker has one process to speak with.
 	for _, o := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, o, &unix.Timeval{Sec: int64(startTime / time.Second)}); err != nil {
-			return nil, os.NewSyscallError("setsockopt", err)
+			return f, os.NewSyscallError("setsockopt", err)
 		}
 	}
 	switch err := unix.Connect(fd, &unix.SockaddrUnix{Name: name}); err {
 	case nil:
 	case unix.ENOENT, unix.ECONNREFUSED:
-		return nil, fmt.Errorf("no worker listens at %s: %w", name, fs.ErrNotExist)
+		return f, fmt.Errorf("no worker listens at %s: %w", name, fs.ErrNotExist)
 	default:
-		return nil, fmt.Errorf("connect to the worker at %s: %w", name, err)
+		return f, fmt.Errorf("connect to the worker at %s: %w", name, err)
 	}
 	who, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
-		return nil, os.NewSyscallError("getsockopt SO_PEERCRED", err)
+		return f, os.NewSyscallError("getsockopt SO_PEERCRED", err)
 	}
 	if who.Pid <= 0 || int(who.Uid) != os.Geteuid() {
-		return nil, fmt.Errorf("process %d listens at %s, and is user %d's and not %d's", who.Pid, name, who.Uid, os.Geteuid())
+		return f, fmt.Errorf("process %d listens at %s, and is user %d's and not %d's", who.Pid, name, who.Uid, os.Geteuid())
 	}
 	handle, err := unix.PidfdOpen(int(who.Pid), unix.O_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("open process %d of the worker at %s: %w", who.Pid, name, err)
+		return f, fmt.Errorf("open process %d of the worker at %s: %w", who.Pid, name, err)
+	}
+	// It is there, after its process was opened: so the number is its own.
+	if err := stillThere(fd); err != nil {
+		return f, errors.Join(fmt.Errorf("take over the worker at %s: %w", name, err), unix.Close(handle))
 	}
 	f.pid, f.handle = int(who.Pid), os.NewFile(uintptr(handle), "process")
 	text, files, err := receiveFiles(fd)
 	if err == nil && len(files) == 0 {
 		err = errors.New("it hands over nothing")
 	}
-	if err == nil {
-		// It is there, after its process was opened: so the number is its own.
-		err = stillThere(fd)
-	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("take over the worker at %s: %w", name, err), closeAll(files))
+		return f, errors.Join(fmt.Errorf("take over the worker at %s: %w", name, err), closeAll(files))
 	}
 	f.Tag, f.memory, f.Files = text, files[0], files[1:]
 	return f, nil
@@ -252,7 +274,7 @@ func Find(name string) (_ *Found, err error) {
 
 // stillThere is an error if the other end of a socket is closed.
 func stillThere(fd int) error {
-	p := []unix.PollFd{{Fd: int32(fd)}}
+	p := []unix.PollFd{{Fd: int32(fd)}} // errors and ends are always told
 	if _, err := unix.Poll(p, 0); err != nil && err != unix.EINTR {
 		return os.NewSyscallError("poll", err)
 	}
@@ -265,86 +287,95 @@ func stillThere(fd int) error {
 // PID is that of the process.
 func (f *Found) PID() int { return f.pid }
 
-// Take takes the worker over. config is what it was started with.
-func (f *Found) Take(config []byte, answer func(Ask) (*Ends, error)) (*Process, error) {
-	p := &Process{up: f.up, ended: make(chan struct{}), stays: true, pid: f.pid, handle: f.handle}
-	var err error
-	if p.Config, err = ReadConfig(bytes.NewReader(config)); err != nil {
-		return nil, errors.Join(err, f.close())
+// Handle is its pidfd, which the caller closes; nil: it was taken over, or left.
+func (f *Found) Handle() (*os.File, error) {
+	if f.handle == nil {
+		return nil, nil
 	}
-	if p.memory, err = host.OpenSharedWords(f.memory); err != nil {
-		f.memory = nil
-		return nil, errors.Join(err, f.close())
+	fd, err := unix.FcntlInt(f.handle.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
 	}
-	if want := LoopsMax * wordsOfLoop; len(p.memory.Words) != want {
-		err := fmt.Errorf("the worker of function %s has %d words of statistics; expect %d", p.Config.Name, len(p.memory.Words), want)
-		f.memory = nil
-		return nil, errors.Join(err, p.memory.Close(), f.close())
-	}
-	f.up, f.memory, f.handle = nil, nil, nil // p's
-	p.follow()
-	if answer != nil {
-		p.answering.Go(func() { p.answer(answer) })
-	}
-	return p, nil
+	return os.NewFile(uintptr(fd), "process"), nil
 }
 
-// End ends the worker; its connections are reset. It does nothing behind Take and Drain.
+// Take takes the worker over. config is what it was started with. With an error, it can be ended or left as before.
+func (f *Found) Take(config []byte) (*Process, error) {
+	c, err := ReadConfig(bytes.NewReader(config))
+	if err != nil {
+		return nil, err
+	}
+	memory, err := host.OpenSharedWords(f.memory)
+	f.memory = nil // memory's, also where that has failed
+	if err != nil {
+		return nil, err
+	}
+	if want := LoopsMax * wordsOfLoop; len(memory.Words) != want {
+		err := fmt.Errorf("the worker of function %s has %d words of statistics; expect %d", c.Name, len(memory.Words), want)
+		return nil, errors.Join(err, memory.Close())
+	}
+	return f.process(c, memory), nil
+}
+
+// TakeToDrain takes a worker over whose connections shall end, of this program or another. What it says is answered; see
+// Process.Answer and Process.Drain. It has statistics if they are as many as those of this program.
+func (f *Found) TakeToDrain(function string, answer func(Ask) (*Ends, error)) *Process {
+	memory, err := host.OpenSharedWords(f.memory)
+	f.memory = nil
+	if err == nil && len(memory.Words) != LoopsMax*wordsOfLoop {
+		memory.Close()
+		err = errors.ErrUnsupported
+	}
+	if err != nil {
+		memory = nil
+	}
+	p := f.process(&Config{Name: function, Loops: 1}, memory)
+	p.Answer(answer)
+	return p
+}
+
+func (f *Found) process(c *Config, memory *host.SharedWords) *Process {
+	p := newProcess(c, f.pid, true)
+	p.memory, p.up, p.handle = memory, f.up, f.handle
+	f.up, f.handle = nil, nil // p's
+	p.follow()
+	return p
+}
+
+// End ends the worker; its connections are reset. It does nothing behind Take and Leave.
 func (f *Found) End() error {
 	if f.handle == nil {
-		return nil // Take or Drain was there before
+		return nil // Take or Leave was there before
 	}
-	err := unix.PidfdSendSignal(int(f.handle.Fd()), unix.SIGKILL, nil, 0)
-	if err == unix.ESRCH {
-		err = nil
-	}
-	if err == nil {
-		p := []unix.PollFd{{Fd: int32(f.handle.Fd()), Events: unix.POLLIN}}
-		if _, perr := unix.Poll(p, int(startTime/time.Millisecond)); perr != nil && perr != unix.EINTR {
-			err = perr
-		}
-	}
-	return errors.Join(os.NewSyscallError("end a worker", err), f.close())
+	return errors.Join(EndProcess(f.handle), f.Leave())
 }
 
-// Drain has the worker take no more connections, and waits until it does not. It goes on with those that it has, and ends
-// when they have ended, after an hour at most.
-func (f *Found) Drain() error {
-	text, err := json.Marshal(jsonEnds{Drain: true})
-	if err == nil {
-		_, err = unix.Write(int(f.up.Fd()), text)
+// EndProcess ends a process by its pidfd, and waits until it is gone.
+func EndProcess(handle *os.File) error {
+	err := unix.PidfdSendSignal(int(handle.Fd()), unix.SIGKILL, nil, 0)
+	if err == unix.ESRCH {
+		return nil
 	}
-	buf := make([]byte, askMax)
-	until := time.Now().Add(startTime)
-	for err == nil {
-		if time.Now().After(until) {
+	for until := time.Now().Add(startTime); err == nil; {
+		left := time.Until(until)
+		if left <= 0 {
 			err = os.ErrDeadlineExceeded
 			continue
 		}
-		var n int
-		n, err = unix.Read(int(f.up.Fd()), buf)
-		switch {
-		case err == unix.EINTR:
-			err = nil
-			continue
-		case err == nil && n == 0:
-			err = errors.New("it has ended")
-			continue
-		case err != nil:
-			continue
+		p := []unix.PollFd{{Fd: int32(handle.Fd()), Events: unix.POLLIN}}
+		n, perr := unix.Poll(p, int(left/time.Millisecond)+1)
+		if n > 0 {
+			return nil
 		}
-		var m jsonAsk
-		if err = json.Unmarshal(buf[:n], &m); err == nil && m.Drained {
-			break
+		if perr != unix.EINTR {
+			err = perr
 		}
 	}
-	if err != nil { // End ends it
-		return fmt.Errorf("have worker %d take no more connections: %w", f.pid, err)
-	}
-	return f.close()
+	return os.NewSyscallError("end a worker", err)
 }
 
-func (f *Found) close() (err error) {
+// Leave lets go of the worker, which goes on.
+func (f *Found) Leave() (err error) {
 	for _, file := range []**os.File{&f.up, &f.memory, &f.handle} {
 		if *file != nil {
 			err = errors.Join(err, (*file).Close())
@@ -354,10 +385,19 @@ func (f *Found) close() (err error) {
 	return err
 }
 
+// Follow is a worker of before that drains, or does not hand itself over: it can be ended, and its end be noticed, and no more.
+// It takes over the process's pidfd.
+func Follow(function string, pid int, handle *os.File) *Process {
+	p := newProcess(&Config{Name: function, Loops: 1}, pid, true)
+	p.handle = handle
+	p.follow()
+	return p
+}
+
 // Of a worker that takes no more connections.
 const (
 	drainAccept = 10 * time.Second // clients that were answered may still come
-	drainMost   = time.Hour        // then the connections that are left are reset
+	DrainMost   = time.Hour        // then the connections that are left are reset
 )
 
 // drain has all loops take no more connections, and calls done when they do not.
@@ -401,7 +441,7 @@ func (l *loop) goOnDraining() {
 	for _, number := range l.waiting {
 		l.reset(l.at(number), wordUnreached)
 	}
-	if l.w.connections.Load() == 0 || since > drainMost {
+	if l.w.connections.Load() == 0 || since > DrainMost {
 		l.w.stop()
 	}
 }

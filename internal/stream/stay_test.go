@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/host"
 )
 
 // staying starts a worker that outlives its parent, and returns where the next one finds it.
@@ -97,7 +100,7 @@ func TestAWorkerOutlivesItsParent(t *testing.T) {
 		must(t, closeAll(append(f.Files, want)))
 		text, err := Text("zip", config.Port, 1, []string{`{"xor": {"passes": 0}}`}, nil, nil, false, config.Limits)
 		must(t, err)
-		p, err = f.Take(text, nil)
+		p, err = f.Take(text)
 		must(t, err)
 		if n := p.Statistics(); n.Now != 1 || n.ToServer.In == 0 {
 			t.Errorf("the worker has %+v; want a connection with bytes", n)
@@ -131,7 +134,7 @@ func TestAWorkerEndsWithItsInterface(t *testing.T) {
 	must(t, err)
 	text, err := Text("zip", port, 1, []string{`{"xor": {"passes": 0}}`}, nil, nil, false, p.Config.Limits)
 	must(t, errors.Join(err, closeAll(f.Files)))
-	p, err = f.Take(text, nil)
+	p, err = f.Take(text)
 	must(t, err)
 	select {
 	case <-p.Ended():
@@ -157,7 +160,8 @@ func TestAWorkerThatDrainsKeepsItsConnections(t *testing.T) {
 	must(t, p.Leave())
 	f, err := Find(name)
 	must(t, errors.Join(err, closeAll(f.Files)))
-	must(t, f.Drain())
+	p = f.TakeToDrain("zip", nil)
+	must(t, p.Drain())
 	if _, err := Find(name); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a worker that drains is found: %v", err)
 	}
@@ -203,5 +207,57 @@ func TestAParentThatDoesNotReadHoldsNobodyUp(t *testing.T) {
 	}
 	if !errors.Is(err, errBusy) || len(s.waiting) != 0 {
 		t.Errorf("the last ask: %v, and %d are waited for; want %v", err, len(s.waiting), errBusy)
+	}
+}
+
+// The packet sockets of a worker get the frames that they are for, also where the worker has bound them to all others: it
+// would see what other workers of its place get.
+func TestAWorkersPacketSocketsGetNoOtherFrames(t *testing.T) {
+	w := once(t)
+	l, err := w.place.Link("w")
+	must(t, err)
+	for _, c := range []struct {
+		name     string
+		of       func(int) (*os.File, error)
+		protocol uint16
+	}{
+		{"held", HeldSocket, abi.EthPHeld},
+		{"link", LinkSocket, unusedProtocol},
+	} {
+		var f *os.File
+		must(t, w.place.NetNS().Do(func() error {
+			f, err = c.of(l.Index)
+			return err
+		}))
+		defer f.Close()
+		fd := int(f.Fd())
+		if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: unix.ETH_P_ALL << 8, Ifindex: l.Index}); err != nil {
+			t.Fatal(err) // the kernel lets whoever holds it
+		}
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != unix.EPERM {
+			t.Errorf("%s: the filter can be taken off: %v", c.name, err)
+		}
+		port, err := host.OpenFrames(w.node.NetNS(), "n-w", unix.ETH_P_ALL)
+		must(t, err)
+		defer port.Close()
+		for _, protocol := range []uint16{unix.ETH_P_IPV6, unix.ETH_P_IP, unix.ETH_P_ARP, c.protocol} {
+			frame := make([]byte, 60)
+			copy(frame, []byte{2, 0, 0, 0, 2, 2, 2, 0, 0, 0, 2, 1})
+			frame[12], frame[13] = byte(protocol>>8), byte(protocol)
+			must(t, port.Send(frame))
+		}
+		// Frames come in the order in which they were sent.
+		got := make([]byte, 100)
+		var n int
+		eventually(t, "its frame comes", func() bool {
+			n, err = unix.Read(fd, got)
+			return err == nil
+		})
+		if at := uint16(got[12])<<8 | uint16(got[13]); at != c.protocol {
+			t.Errorf("%s: a frame of %d bytes of protocol %#x came; want %#x alone", c.name, n, at, c.protocol)
+		}
+		if n, err := unix.Read(fd, got); err != unix.EAGAIN {
+			t.Errorf("%s: %d bytes more, %v", c.name, n, err)
+		}
 	}
 }

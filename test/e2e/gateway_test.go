@@ -173,12 +173,12 @@ func newShop(t *testing.T, address string) *shop {
 	return newShopOf(t, gatewayDomain(t, address), address)
 }
 
-func newShopOf(t *testing.T, domain, address string) *shop {
-	return newShopWith(t, domain, address, func(*shop) {})
+func newShopOf(t *testing.T, domain, address string, options ...func(*lab.Config)) *shop {
+	return newShopWith(t, domain, address, func(*shop) {}, options...)
 }
 
 // newShopWith calls files before the lab begins, to make more of them.
-func newShopWith(t *testing.T, domain, address string, files func(*shop)) *shop {
+func newShopWith(t *testing.T, domain, address string, files func(*shop), options ...func(*lab.Config)) *shop {
 	s := &shop{folder: newDir(t), at: netip.MustParseAddrPort(address)}
 	s.staff, s.web = newAuthority(t, s.folder, "staff"), newAuthority(t, s.folder, "web")
 	s.staff.revoke("staff.crl", 1)
@@ -188,7 +188,7 @@ func newShopWith(t *testing.T, domain, address string, files func(*shop)) *shop 
 	inside := s.web.server("inside.pem", "inside.key", "shop.internal")
 	files(s)
 	m := parse(t, domain)
-	s.world = buildFrom(t, m, func(c *lab.Config) { c.Files = s.folder })
+	s.world = buildFrom(t, m, append(options, func(c *lab.Config) { c.Files = s.folder })...)
 	var l net.Listener
 	must(t, s.Do("h2", func() (err error) {
 		l, err = net.Listen("tcp", address)
