@@ -63,7 +63,7 @@ func newThroughWorld(t *testing.T) *throughWorld {
 	t.Helper()
 	w := &throughWorld{word: make(chan int, 1)}
 	w.l = &loop{
-		w:     &Worker{config: &Config{Limits: Limits{Idle: 10 * time.Hour, HalfClosed: time.Minute}}},
+		w:     &Worker{config: &Config{Limits: Limits{Buffer: BufferMin, Idle: 10 * time.Hour, HalfClosed: time.Minute}}},
 		words: make([]atomic.Uint64, wordsOfLoop), start: time.Now(),
 	}
 	w.s = &sealed{l: w.l}
