@@ -32,6 +32,7 @@ import (
 	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/netfilter"
@@ -62,10 +63,12 @@ type Config struct {
 	// GatewayFiles is the folder that names of a gateway's files count from, and GatewayAudit its log.
 	GatewayFiles string
 	GatewayAudit string
-	Metrics      string // HOST:PORT to serve Prometheus' metrics on; "": on the socket alone
-	Flows        FlowExport
-	Log          *slog.Logger
-	Stdout       io.Writer // gets one line of JSON when the data path is armed
+	// AuditKey is what signs that log now; nil: it is not signed.
+	AuditKey func() (*gateway.AuditKey, error)
+	Metrics  string // HOST:PORT to serve Prometheus' metrics on; "": on the socket alone
+	Flows    FlowExport
+	Log      *slog.Logger
+	Stdout   io.Writer // gets one line of JSON when the data path is armed
 
 	// Report is called, from one goroutine, with the plan in force when that has changed; nil:
 	// no reports.

@@ -63,7 +63,7 @@ func (a *agent) ensureGatewayLocked(n plan.Node, p plan.Proxy) error {
 		if err != nil {
 			return nil, err
 		}
-		w, err := a.places.StartGateway(p, gatewayStart{Configuration: c, Revoked: revoked, Folder: a.cfg.GatewayFiles, Audit: a.cfg.GatewayAudit, Allow: a.allowOnward, Log: a.cfg.Log})
+		w, err := a.places.StartGateway(p, gatewayStart{Configuration: c, Revoked: revoked, Folder: a.cfg.GatewayFiles, Audit: a.cfg.GatewayAudit, AuditKey: a.cfg.AuditKey, Allow: a.allowOnward, Log: a.cfg.Log})
 		if err != nil {
 			return nil, err
 		}
@@ -138,7 +138,9 @@ type gatewayStart struct {
 	worker.Configuration
 	Folder string // that names of files count from
 	Audit  string // the log's name
-	Allow  func(worker.Ask) (*seal.Part, error)
+	// AuditKey is as Config's.
+	AuditKey func() (*gateway.AuditKey, error)
+	Allow    func(worker.Ask) (*seal.Part, error)
 	// Revoked are identities that are not let in; gatewayWorker's Revoke replaces them.
 	Revoked []string
 	Log     *slog.Logger
@@ -170,6 +172,18 @@ func (k kernelStreams) StartGateway(p plan.Proxy, s gatewayStart) (_ gatewayWork
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, audit.Close()) }()
+	if s.AuditKey == nil {
+		s.Log.Warn("the gateway's audit log is not signed: this agent has no key for it; give --gateway-audit-key, or plans by a controller", "log", s.Audit)
+	}
+	signatures, err := gateway.OpenSignatures(audit, s.AuditKey, s.Log, time.Now)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if signatures != nil {
+			err = errors.Join(err, signatures.Close())
+		}
+	}()
 	var listeners []*os.File
 	defer func() {
 		for _, f := range listeners { // the worker's alone from now on
@@ -186,7 +200,11 @@ func (k kernelStreams) StartGateway(p plan.Proxy, s gatewayStart) (_ gatewayWork
 	if w.listeners, err = dataplane.GiveConnections(ns, w.inside, listeners); err != nil {
 		return nil, err
 	}
-	w.process, err = worker.Start(worker.Options{NS: ns, Program: self, Folder: s.Folder, Audit: audit, Listeners: listeners, Allow: s.Allow, Revoked: s.Revoked, Log: s.Log}, s.Configuration)
+	o := worker.Options{
+		NS: ns, Program: self, Folder: s.Folder, Audit: audit, Signatures: signatures, Listeners: listeners, Allow: s.Allow, Revoked: s.Revoked, Log: s.Log,
+	}
+	signatures = nil // the process's
+	w.process, err = worker.Start(o, s.Configuration)
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/member"
 )
 
@@ -35,7 +36,7 @@ type agentOptions struct {
 	insecurePlan, force                            bool
 	join                                           string
 	controllers                                    []string
-	gatewayFiles, gatewayAudit                     string
+	gatewayFiles, gatewayAudit, gatewayAuditKey    string
 	metrics                                        string
 	collector                                      string
 	flowEvery                                      time.Duration
@@ -98,6 +99,7 @@ and names the chains whose packets need no proof any more.`,
 	f.DurationVar(&o.flowEvery, "ipfix-every", time.Minute, "with --ipfix: the `time` that one record is about")
 	f.Uint32Var(&o.enterprise, "ipfix-enterprise", 0, "with --ipfix: your private enterprise `number`; records then also have waystamp's own elements")
 	f.StringVar(&o.gatewayAudit, "gateway-audit", "", "`file` of a gateway's audit log (default gateway-audit.log in the state directory)")
+	f.StringVar(&o.gatewayAuditKey, "gateway-audit-key", "", "`file` with the private key (PEM; ECDSA or Ed25519) that signs the gateway's audit log (default: the node's key from the controller; without one the log is not signed)")
 	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
 	f.BoolVar(&o.detach, "detach", false, "remove the data path instead, with its guard and the locator route")
 	f.BoolVar(&o.yes, "yes", false, "with --detach: do it")
@@ -131,6 +133,12 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 	}
 	if err := o.flows(&cfg.Flows); err != nil {
 		return err
+	}
+	if o.gatewayAuditKey != "" && !o.detach {
+		cfg.AuditKey = func() (*gateway.AuditKey, error) { return gateway.ReadAuditKey(o.gatewayAuditKey) }
+		if _, err := cfg.AuditKey(); err != nil {
+			return err
+		}
 	}
 	if o.detach {
 		return o.runDetach(cmd.OutOrStdout(), cfg)
@@ -195,6 +203,15 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 	cfg.PlanFile, cfg.Fallback = m.PlanFile(), m.FallbackFile()
 	cfg.CertificateEnds, cfg.Refused = m.CertificateEnds, m.Refused
 	cfg.Traced, cfg.Traces, cfg.TracesChanged = m.Traced, m.Traces, m.TracesChanged()
+	if cfg.AuditKey == nil {
+		cfg.AuditKey = func() (*gateway.AuditKey, error) {
+			key, certificate := m.Key()
+			if key == nil {
+				return nil, nil
+			}
+			return &gateway.AuditKey{Signer: key, Certificate: certificate}, nil
+		}
+	}
 	cfg.Report = func(f agent.InForce) { m.Report(member.Report(f)) }
 	ctx, cancel := context.WithCancel(ctx)
 	group, ctx := errgroup.WithContext(ctx)

@@ -159,13 +159,17 @@ func (a *Audit) Close() error {
 
 // Verified is what VerifyAudit has found.
 type Verified struct {
-	Lines uint64
-	Last  [sha256.Size]byte // of the last line; zeros if there is none
+	Lines  uint64
+	Last   [sha256.Size]byte // of the last line; zeros if there is none
+	Signed *Signed           // nil: there was nothing that signs
 }
 
 // VerifyAudit reads a log to its end. The error says which line is the first that does not follow from the one before.
-func VerifyAudit(r io.Reader) (Verified, error) {
+func VerifyAudit(r io.Reader) (Verified, error) { return verifyAudit(r, nil) }
+
+func verifyAudit(r io.Reader, each func(line *auditLine) error) (Verified, error) {
 	var v Verified
+	var l auditLine
 	b := bufio.NewReaderSize(r, auditLineMax+1)
 	for {
 		line, err := b.ReadSlice('\n')
@@ -181,6 +185,7 @@ func VerifyAudit(r io.Reader) (Verified, error) {
 		case err != nil:
 			return v, fmt.Errorf("read line %d: %w", at, err)
 		}
+		l.bytes += int64(len(line))
 		line = line[:len(line)-1]
 		var rec Record
 		d := json.NewDecoder(bytes.NewReader(line))
@@ -198,5 +203,21 @@ func VerifyAudit(r io.Reader) (Verified, error) {
 			return v, fmt.Errorf("line %d does not follow from line %d as it is now: line %d was changed, or line %d is of another log", at, at-1, at-1, at)
 		}
 		v.Lines, v.Last = at, sha256.Sum256(line)
+		if at == 1 {
+			l.first = v.Last
+		}
+		if l.number, l.hash = at, v.Last; each != nil {
+			if err := each(&l); err != nil {
+				return v, err
+			}
+		}
 	}
+}
+
+// auditLine is a place in a log, behind one of its lines.
+type auditLine struct {
+	number uint64            // of the line
+	bytes  int64             // up to its end
+	first  [sha256.Size]byte // of line 1
+	hash   [sha256.Size]byte // of the line
 }

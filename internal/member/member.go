@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -206,6 +207,14 @@ func (m *Member) CertificateEnds() time.Time {
 		return id.cert.NotAfter
 	}
 	return time.Time{}
+}
+
+// Key is the node's key and its certificate in DER; nil while it has none.
+func (m *Member) Key() (key crypto.Signer, certificate []byte) {
+	if id := m.id.get(); id != nil {
+		return id.key, id.cert.Raw
+	}
+	return nil, nil
 }
 
 func (m *Member) identityPath() string { return filepath.Join(m.cfg.Dir, "identity.json") }

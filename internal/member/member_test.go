@@ -143,6 +143,11 @@ func TestAnIdentityOnDiskIsCheckedBeforeItIsUsed(t *testing.T) {
 				if left := time.Until(m.CertificateEnds()); left > identity.CertificateValid || left < identity.CertificateValid-time.Hour {
 					t.Errorf("the certificate ends in %s", left)
 				}
+				// Both or none: one that has not joined yet signs nothing.
+				key, der := m.Key()
+				if cert, err := x509.ParseCertificate(der); (key == nil) != (err != nil) || key != nil && !cert.PublicKey.(*ecdsa.PublicKey).Equal(key.Public()) {
+					t.Errorf("key %v, and its certificate: %v", key, err)
+				}
 			}
 			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 				t.Errorf("got %v, want %q", err, c.says)

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -332,6 +333,49 @@ func TestAGatewaySendsRequestsByTheirChains(t *testing.T) {
 				t.Errorf("the audit log has %d lines, %v", v.Lines, err)
 			}
 		})
+	}
+}
+
+// A node of a controller signs the gateway's log with its key, and the controller's root says whose it is.
+func TestANodesKeySignsTheAuditLog(t *testing.T) {
+	t.Parallel()
+	const address = "[fc00:8::2]:443"
+	domain := gatewayDomain(t, address)
+	file := filepath.Join(newDir(t), "domain.yaml")
+	must(t, os.WriteFile(file, []byte(domain), 0o600))
+	s := newShopWith(t, domain, address, func(*shop) {}, func(c *lab.Config) { c.Apply = file })
+	if got, want := s.curl("alice.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+		t.Fatalf("curl prints %q; want %q", got, want)
+	}
+	m, err := s.Member("r1")
+	must(t, err)
+	dir := m.Agent.RunDir
+	must(t, s.StopAgent(t.Context(), "r1"))
+	var node struct{ Roots [][]byte }
+	text, err := os.ReadFile(filepath.Join(dir, "member", "identity.json"))
+	must(t, err)
+	must(t, json.Unmarshal(text, &node))
+	verify := func(name string) (gateway.Verified, error) {
+		log, err := os.Open(filepath.Join(dir, "gateway-audit.log"))
+		must(t, err)
+		defer log.Close()
+		signatures, err := os.Open(gateway.SignaturesOf(log.Name()))
+		must(t, err)
+		defer signatures.Close()
+		trust := gateway.Trust{Node: name}
+		for _, der := range node.Roots {
+			c, err := x509.ParseCertificate(der)
+			must(t, err)
+			trust.Roots = append(trust.Roots, c)
+		}
+		return gateway.VerifySigned(log, signatures, trust)
+	}
+	// Up to the last line: the agent has ended.
+	if v, err := verify("r1"); err != nil || v.Lines < 4 || v.Signed.Lines != v.Lines || v.Signed.Node != "r1" {
+		t.Errorf("%d lines, %+v, %v; want all signed by r1", v.Lines, v.Signed, err)
+	}
+	if _, err := verify("r2"); err == nil || !strings.Contains(err.Error(), "that of node r1; expect r2") {
+		t.Errorf("as node r2's: %v", err)
 	}
 }
 

@@ -31,7 +31,9 @@ type Options struct {
 	// trusted. The error goes to the worker, and so does the part of a sealed chain.
 	Allow   func(Ask) (*seal.Part, error)
 	Revoked []string // identities that are not let in; Revoke replaces them
-	Log     *slog.Logger
+	// Signatures signs the audit log as it grows; nil: nobody does. Start closes it, or the end of the process.
+	Signatures *gateway.Signatures
+	Log        *slog.Logger
 }
 
 // Process is a gateway in a process of its own, which ends with this one.
@@ -74,6 +76,12 @@ const (
 // that change are handed over again.
 func Start(o Options, c Configuration) (_ *Process, err error) {
 	p := &Process{options: o, now: c, ended: make(chan struct{}), stop: make(chan struct{}), pending: map[uint64]chan error{}, queries: map[uint64]chan reply{}}
+	signs := o.Signatures
+	defer func() {
+		if signs != nil {
+			err = errors.Join(err, signs.Close())
+		}
+	}()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -101,6 +109,11 @@ func Start(o Options, c Configuration) (_ *Process, err error) {
 		close(p.ended)
 	}()
 	p.wait.Go(p.follow)
+	if signs != nil {
+		s := signs
+		p.wait.Go(func() { p.sign(s) })
+		signs = nil
+	}
 	if err := p.Configure(c, startTime); err != nil {
 		return nil, errors.Join(fmt.Errorf("the gateway's worker: %w", err), p.Close())
 	}
@@ -281,6 +294,27 @@ func (b *bucket) take(now time.Time) bool {
 	}
 	b.taken++
 	return true
+}
+
+// sign signs the audit log until the process has ended, and then what it wrote last. The process does not go on if it writes what does
+// not follow from what it wrote before.
+func (p *Process) sign(s *gateway.Signatures) {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	go func() {
+		select {
+		case <-p.ended:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	if err := s.Run(ctx); err != nil {
+		p.options.Log.Error("the gateway's worker is killed, for what it has done to its audit log", "err", err)
+		p.kill(err)
+	}
+	if err := s.Close(); err != nil {
+		p.options.Log.Error("the signatures of the audit log", "err", err)
+	}
 }
 
 // watch hands files over that have changed.

@@ -12,6 +12,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -31,6 +32,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/model"
@@ -79,6 +82,10 @@ func turnedRogue(as string) {
 	case "hangs up":
 		parent.Close()
 	case "is deaf":
+	case "cuts its log":
+		if err := os.NewFile(4, "audit").Truncate(0); err != nil {
+			panic(err)
+		}
 	}
 	for {
 		time.Sleep(time.Hour)
@@ -110,6 +117,33 @@ func TestAWorkerThatCannotBeSpokenWithIsKilled(t *testing.T) {
 				t.Error("it goes on")
 			}
 		})
+	}
+}
+
+// A worker that changes what it has logged is not gone on with, and neither is its log.
+func TestAWorkerThatChangesItsLogIsKilled(t *testing.T) {
+	w := newWorld(t)
+	log, err := gateway.GoOnAudit(w.options.Audit, "audit.log", time.Now)
+	must(t, err)
+	must(t, log.Write(gateway.Record{Event: gateway.EventChanged}))
+	// The worker before has logged, and its line was signed.
+	s := w.signatures()
+	must(t, s.Read())
+	s.Sign()
+	must(t, s.Close())
+	t.Setenv(rogue, "cuts its log")
+	w.options.Signatures = w.signatures()
+	w.start()
+	select {
+	case <-w.process.Ended():
+		if err := w.process.Err(); !strings.Contains(err.Error(), "lines were removed") {
+			t.Errorf("it ended since %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it goes on")
+	}
+	if _, err := gateway.OpenSignatures(w.options.Audit, w.key, w.options.Log, time.Now); err == nil || !strings.Contains(err.Error(), "it is empty, and line 1 of it was signed") {
+		t.Errorf("at the next start: %v", err)
 	}
 }
 
@@ -397,6 +431,16 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
+// key signs the audit log.
+func (w *world) key() (*gateway.AuditKey, error) { return &gateway.AuditKey{Signer: w.staff.key}, nil }
+
+func (w *world) signatures() *gateway.Signatures {
+	w.Helper()
+	s, err := gateway.OpenSignatures(w.options.Audit, w.key, w.options.Log, time.Now)
+	must(w, err)
+	return s
+}
+
 func (w *world) start() {
 	w.Helper()
 	var err error
@@ -494,6 +538,138 @@ func TestCurlIsServedByAConfinedProcess(t *testing.T) {
 	})
 	if n := w.verified(); n < 8 {
 		t.Errorf("the audit log has %d lines; want one at least of each session and request", n)
+	}
+}
+
+// The log is signed while it grows, and to its end when the process ends.
+func TestTheLogIsSigned(t *testing.T) {
+	w := newWorld(t)
+	w.options.Signatures = w.signatures()
+	w.start()
+	for range 2 {
+		if got := w.curl("--cert", w.pem("alice.pem"), "/status"); !strings.HasPrefix(got, "hello|200") {
+			t.Fatalf("curl says %q", got)
+		}
+	}
+	must(t, w.process.Close())
+	v := w.signed()
+	if v.Lines < 6 || v.Signed.Lines != v.Lines {
+		t.Errorf("%d of %d lines are signed", v.Signed.Lines, v.Lines)
+	}
+}
+
+// signed is the log with its signatures, which must be whole.
+func (w *world) signed() gateway.Verified {
+	w.Helper()
+	log, err := os.Open(w.options.Audit.Name())
+	must(w, err)
+	defer log.Close()
+	signatures, err := os.Open(gateway.SignaturesOf(log.Name()))
+	must(w, err)
+	defer signatures.Close()
+	v, err := gateway.VerifySigned(log, signatures, gateway.Trust{Keys: []crypto.PublicKey{w.staff.key.Public()}})
+	must(w, err)
+	return v
+}
+
+// On a disk that gets full, in the middle of a line, nothing is let in that is not in the log. With room it goes on, and all of the log is whole and signed.
+func TestAFullDiskLetsNobodyIn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount a file system")
+	}
+	w := newWorld(t)
+	disk := t.TempDir()
+	must(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "size=256k"))
+	t.Cleanup(func() { must(t, unix.Unmount(disk, unix.MNT_DETACH)) })
+	audit, err := gateway.OpenAuditFile(filepath.Join(disk, "audit.log"))
+	must(t, err)
+	t.Cleanup(func() { audit.Close() })
+	w.options.Audit = audit
+	w.options.Signatures = w.signatures()
+	// All but some pages are taken.
+	ballast := filepath.Join(disk, "ballast")
+	must(t, os.WriteFile(ballast, make([]byte, 200<<10), 0o600))
+	w.start()
+	pair, err := tls.LoadX509KeyPair(w.pem("alice.pem"), w.pem("alice.pem"))
+	must(t, err)
+	roots := x509.NewCertPool()
+	roots.AddCert(w.web.cert)
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}},
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", w.address.String())
+		},
+	}}
+	t.Cleanup(client.CloseIdleConnections)
+	get := func() int {
+		r, err := client.Get(fmt.Sprintf("https://shop.example.org:%d/status", w.address.Port()))
+		must(t, err)
+		_, err = io.Copy(io.Discard, r.Body)
+		must(t, errors.Join(err, r.Body.Close()))
+		return r.StatusCode
+	}
+	answered := 0
+	for answered < 10_000 {
+		status := get()
+		if status == http.StatusServiceUnavailable {
+			break
+		}
+		if status != http.StatusOK {
+			t.Fatalf("status %d", status)
+		}
+		answered++
+	}
+	var fs unix.Statfs_t
+	must(t, unix.Statfs(disk, &fs))
+	if fs.Bfree > 0 || answered == 0 || answered == 10_000 {
+		t.Fatalf("%d requests were answered, and %d pages are free", answered, fs.Bfree)
+	}
+	// No more connections, and no more requests, in as many tries as would fill the rest of a page with shorter lines.
+	for range 20 {
+		if got := w.curl("--cert", w.pem("alice.pem"), "/status"); strings.Contains(got, "hello") {
+			t.Fatalf("with a full disk curl says %q", got)
+		}
+	}
+	decided := w.decided()
+	w.mu.Lock()
+	seen := len(w.seen)
+	w.mu.Unlock()
+	if seen != decided || answered != seen {
+		t.Errorf("the origin has seen %d requests, %d are in the log, and %d were answered", seen, decided, answered)
+	}
+	eventually(t, "the refusals are counted", func() bool { return w.process.Statistics().Refused[gateway.AuditFailed] > 1 })
+	must(t, os.Remove(ballast))
+	if got := w.curl("--cert", w.pem("alice.pem"), "/status"); !strings.HasPrefix(got, "hello|200") {
+		t.Errorf("with room again curl says %q", got)
+	}
+	if now := w.decided(); now != decided+1 {
+		t.Errorf("%d requests are in the log; want %d", now, decided+1)
+	}
+	must(t, w.process.Close())
+	if v := w.signed(); v.Signed.Lines != v.Lines {
+		t.Errorf("%d of %d lines are signed", v.Signed.Lines, v.Lines)
+	}
+}
+
+// decided counts the requests that were let in, by the log.
+func (w *world) decided() (n int) {
+	w.Helper()
+	var text []byte
+	eventually(w, "the log is whole, and nobody is writing", func() bool {
+		var err error
+		text, err = os.ReadFile(w.options.Audit.Name())
+		must(w, err)
+		_, err = gateway.VerifyAudit(bytes.NewReader(text))
+		return err == nil
+	})
+	for d := json.NewDecoder(bytes.NewReader(text)); ; {
+		var r gateway.Record
+		if err := d.Decode(&r); err != nil {
+			return n
+		}
+		if r.Event == gateway.EventDecided {
+			n++
+		}
 	}
 }
 
