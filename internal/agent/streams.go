@@ -787,6 +787,9 @@ func (a *agent) ensureWorkerLocked(function, config string, start func() (stream
 		what = "a worker is taken over that ran already; its connections go on"
 	}
 	a.cfg.Log.Info(what, "function", function, "process", worker.PID())
+	if room := worker.Statistics().Room; room > 0 {
+		a.cfg.Log.Warn("a worker has descriptors for fewer connections than its limit allows, and refuses more; raise the agent's limit of open files", "function", function, "connections", room)
+	}
 	return nil
 }
 
@@ -900,6 +903,7 @@ func (a *agent) streamsOf() map[string]*api.Stream {
 			continue
 		}
 		n := f.worker.Statistics()
+		s.Loops, s.Room = len(n.Rounds), n.Room
 		s.Worker, s.Now, s.Opened, s.Refused, s.Ended, s.Unreached = f.worker.PID(), n.Now, n.Opened, n.Refused, n.Ended, n.Unreached
 		s.ResetByClient, s.ResetByServer, s.ResetByFunction, s.ResetByLimit = n.ResetByClient, n.ResetByServer, n.ResetByFunction, n.ResetByLimit
 		s.PartMismatch, s.Unsealed, s.Peer, s.NoKey = n.PartMismatch, n.Unsealed, n.Peer, n.NoKey

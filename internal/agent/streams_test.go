@@ -1,11 +1,14 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/stream"
 )
 
 // placedWorker is a worker whose place may lose an interface.
@@ -20,6 +23,9 @@ func (w *placedWorker) Ended() <-chan struct{} { return w.ended }
 func (w *placedWorker) Whole() error           { return w.lost }
 func (w *placedWorker) PID() int               { return 1 }
 func (w *placedWorker) Adopted() bool          { return false }
+func (w *placedWorker) Statistics() stream.Statistics {
+	return stream.Statistics{Room: 9, Rounds: []uint64{1, 1}}
+}
 func (w *placedWorker) Close() error {
 	w.closed = true
 	close(w.ended)
@@ -39,14 +45,23 @@ func TestAWorkerIsEndedWithItsFunctionsInterface(t *testing.T) {
 			return w, nil
 		})
 	}
+	var said bytes.Buffer
+	a.cfg.Log = slog.New(slog.NewTextHandler(&said, nil))
 	for range 2 { // a worker that runs in its place stays
 		if err := ensure(); err != nil || len(started) != 1 {
 			t.Fatalf("%d were started: %v", len(started), err)
 		}
 	}
+	// What its descriptors suffice for is said once, and shown.
+	if s := a.streamsOf()["dpi"]; s.Room != 9 || s.Loops != 2 || strings.Count(said.String(), "descriptors for fewer connections") != 1 || !strings.Contains(said.String(), "connections=9") {
+		t.Errorf("there is room for %d connections in %d loops, and the log has %q", s.Room, s.Loops, said.String())
+	}
 	started[0].lost = errors.New("interface dpi-to was made anew")
 	if err := ensure(); err == nil || !strings.Contains(err.Error(), "made anew") || !started[0].closed || len(started) != 1 {
 		t.Fatalf("%d were started, the first was closed: %t, and the function gets packets: %v", len(started), started[0].closed, err)
+	}
+	if s := a.streamsOf()["dpi"]; s.Room != 0 || s.Loops != 0 {
+		t.Errorf("without a worker there is room for %d connections in %d loops", s.Room, s.Loops)
 	}
 	f := a.streams.by["dpi"]
 	if f.restarts != 1 || time.Until(f.after) <= 0 {

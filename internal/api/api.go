@@ -188,6 +188,8 @@ type Stream struct {
 	Error           string `json:"error,omitempty"` // why
 	Restarts        int    `json:"restarts"`        // of the worker, since the agent started
 	Kept            int    `json:"kept"`            // connections that the data path knows, those that have just ended among them
+	Loops           int    `json:"loops"`           // event loops of the worker
+	Room            uint64 `json:"room,omitempty"`  // connections that it has descriptors for, if these are fewer than its limit allows
 	Now             uint64 `json:"now"`             // connections that are open
 	Opened          uint64 `json:"opened"`
 	Refused         uint64 `json:"refused"`   // reset at once: limits of connections or descriptors

@@ -833,10 +833,11 @@ func (s streamSection) work(of []Figure, tracks map[streamCase]*streamTrack) ([]
 func Streams(ctx context.Context, c Config) (_ Result, err error) {
 	r := c.begin("streams",
 		fmt.Sprintf("Functions on byte streams: h1, r1, r2 with the function, r3, h2, in namespaces with veth pairs. All that r2 does, its function among it, is on CPU %d (receive packet steering), all that the others do elsewhere. Offloads are on, inner packets have up to 1500 bytes, links take 2000.", c.cpu()),
-		"router: routing. copy: by routing, a Go program that ends each connection at r2 and moves bytes by io.Copy, two goroutines each. haproxy: HAProxy in its place, transparent, with splice and one thread. worker: in the same place, by the same routing, our worker with identity and one event loop, as agents start it. chain: a chain with keyed proofs whose function at r2 forwards. identity: a chain whose function is identity on byte streams: each part is stamped and verified, and clients are answered when the server has answered (connect: first); early: at once. identity-copy and xor: the same with a function that copies each byte, and one that changes it.",
+		"router: routing. copy: by routing, a Go program that ends each connection at r2 and moves bytes by io.Copy, two goroutines each. haproxy: HAProxy in its place, transparent, with splice and one thread. worker: in the same place, by the same routing, our worker with identity and one event loop, as agents with one CPU start it. chain: a chain with keyed proofs whose function at r2 forwards. identity: a chain whose function is identity on byte streams: each part is stamped and verified, and clients are answered when the server has answered (connect: first); early: at once. identity-copy and xor: the same with a function that copies each byte, and one that changes it.",
 		fmt.Sprintf("one, eight: so many downloads at once, %s per run. short: %d clients that open one connection after the other, for %d bytes each, which end in order; size-100KB, size-10MB: the same with more bytes. connect: the median of %d connections that are opened one after the other; early does not wait for the server, nor do copy, haproxy and worker.", c.Duration, streamCalls, streamSizes[0], streamTrips),
 		fmt.Sprintf("size-1KB: as short, with links of 1 ms before and behind r2. loss-all: %d downloads at once for %s, with 25 ms and 1 %% of the frames lost on both, and %s in hosts and worker; loss-behind: 50 ms and 2 %% behind r2 alone. A program in user space delays and loses, frame by frame. two: eight downloads through xor at r2 and again at r4, links of 1 Gbit/s (HTB). work-N: one download, with N passes over each byte. idle: memory of the function's process in pages that belong to no file (RssAnon), for each of %d connections that have moved a byte both ways; what the kernel has for them is not in it.", streamLossy, lossyFor*c.Duration, lossControl, streamQuiet),
 	)
+	r.Setup = append(r.Setup, fmt.Sprintf("stand: %d connections (%d with --quick) that have moved a byte both ways, all at once, one time. stand-memory: RssAnon of the worker for each. stand-kernel: what the kernel has for each at r2, in objects (Slab) and buffers of sockets: the whole machine's with them, less the same with as many connections by the chain, which has the hosts' sockets alone. stand-answer: the median time of a byte there and back, on %d of them, one after the other.", standCount, standQuick, standAsked))
 	r.Setup = append(r.Setup, "NAME-work: what the functions' processes take of their CPU's time, in nanoseconds for each KB, or connection. NAME-to-BASE: the same figure as NAME, held against another baseline; streams-to-haproxy/size-1KB is of short.")
 	c.note = r.note
 	if !haveHAProxy() {
@@ -858,6 +859,19 @@ func Streams(ctx context.Context, c Config) (_ Result, err error) {
 		}
 		r.Figures = append(r.Figures, figures...)
 	}
+	// Processes that have had no connection yet.
+	for k, t := range tracks {
+		err = errors.Join(err, t.close())
+		delete(tracks, k)
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	figures, err := c.streamStand(ctx, r.note)
+	if err != nil {
+		return Result{}, err
+	}
+	r.Figures = append(r.Figures, figures...)
 	if len(r.Figures) == 0 {
 		return Result{}, &NoCaseError{c.Only}
 	}

@@ -223,3 +223,16 @@ func (t *streamTrack) ends(test *testing.T) {
 		return nil
 	}))
 }
+
+// Connections that stand are all there, and go on when they are asked.
+func TestConnectionsStand(t *testing.T) {
+	self, err := os.Executable()
+	must(t, err)
+	track, err := newStreamTrack(t.Context(), Config{Binary: self, CPU: -1, Log: slog.New(slog.DiscardHandler)}, streamCase{way: streamRouter})
+	must(t, err)
+	defer func() { must(t, track.close()) }()
+	s, err := track.stand(t.Context(), 3*standPorts*standPorts)
+	if err != nil || s.count != 3*standPorts*standPorts || s.kernel <= 0 || s.memory != 0 || !(s.answer > 0) || s.took <= 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}

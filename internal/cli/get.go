@@ -393,6 +393,9 @@ func readStreams(ctx context.Context, c client) (reading, error) {
 			}
 			r.notes = append(r.notes, fmt.Sprintf("function %s: worker %d takes no more connections, and goes on with %s, for %s at most", f.Function, d.Worker, open, time.Duration(d.Seconds)*time.Second))
 		}
+		if s.Room > 0 {
+			r.warns = append(r.warns, fmt.Sprintf("function %s: its worker has descriptors for %d connections, fewer than its limit allows; raise the agent's limit of open files (LimitNOFILE=)", f.Function, s.Room))
+		}
 		r.rows = append(r.rows, []any{
 			f.Function, gauge(s.Worker), gauge(s.Restarts), gauge(s.Now), s.Opened, s.Refused + s.PartMismatch + s.Unsealed + s.Peer + s.NoKey, s.Unreached,
 			s.ResetByClient + s.ResetByServer + s.ResetByFunction + s.ResetByLimit, s.ToServer.In + s.ToClient.In, s.ToServer.Out + s.ToClient.Out,

@@ -100,3 +100,16 @@ func TestAWorkerThatEatsMemoryEnds(t *testing.T) {
 		}
 	}
 }
+
+// A worker takes as many descriptors as it may, and knows for how many connections these suffice.
+func TestAWorkerKnowsForHowManyConnectionsItHasDescriptors(t *testing.T) {
+	for _, connections := range []int{1, ConnectionsMax} {
+		room, err := raiseDescriptors(connections)
+		must(t, err)
+		var have unix.Rlimit
+		must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &have))
+		if want := (have.Cur - otherDescriptors) / 2; room != want || have.Cur != have.Max {
+			t.Errorf("for %d connections there is room for %d, with %+v descriptors; want %d, and all that may be had", connections, room, have, want)
+		}
+	}
+}

@@ -18,29 +18,33 @@ import (
 
 // raiseDescriptors has the process hold as many descriptors as its connections take, if it may:
 // two sockets each, some of them with pipes or two more. Where it may not, connections without
-// descriptors are refused.
-func raiseDescriptors(connections int) error {
+// descriptors are refused; room is how many there are descriptors for.
+func raiseDescriptors(connections int) (room uint64, err error) {
 	var have unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil {
-		return os.NewSyscallError("getrlimit RLIMIT_NOFILE", err)
+		return 0, os.NewSyscallError("getrlimit RLIMIT_NOFILE", err)
 	}
-	want := uint64(4*connections + 256)
+	roomOf := func(limit uint64) uint64 { return (limit - min(limit, otherDescriptors)) / 2 }
+	want := uint64(4*connections + otherDescriptors)
 	if have.Max >= want {
-		return nil // Go has raised the soft limit to it
+		return roomOf(have.Max), nil // Go has raised the soft limit to it
 	}
 	text, err := os.ReadFile("/proc/sys/fs/nr_open")
 	if err != nil {
-		return fmt.Errorf("read how many descriptors a process can have: %w", err)
+		return 0, fmt.Errorf("read how many descriptors a process can have: %w", err)
 	}
 	if most, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil {
 		want = max(min(want, most), have.Max)
 	}
 	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: want, Max: want})
-	if errors.Is(err, unix.EPERM) {
-		return nil
+	if errors.Is(err, unix.EPERM) { // CAP_SYS_RESOURCE is missing
+		return roomOf(have.Max), nil
 	}
-	return os.NewSyscallError("setrlimit RLIMIT_NOFILE", err)
+	return roomOf(want), os.NewSyscallError("setrlimit RLIMIT_NOFILE", err)
 }
+
+// otherDescriptors are for listeners, loops and what a worker keeps for its agent, with some to spare.
+const otherDescriptors = 256
 
 // garbage is how much memory a worker leaves lying before it collects it, in percent of what it uses. A connection
 // leaves three times what it keeps when it is opened, and most are idle afterwards.
@@ -93,11 +97,15 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 				return errors.Join(err, w.Close())
 			}
 		}
+		room, err := raiseDescriptors(c.Connections)
+		if err != nil {
+			return errors.Join(err, w.Close())
+		}
+		if room < uint64(c.Connections) {
+			loopWords(memory, 0)[wordRoom].Store(room)
+		}
 		if err := sendFiles(s.fd, []byte{0}, w.loops[0].listeners...); err != nil {
 			return errors.Join(fmt.Errorf("hand the listeners to the parent: %w", err), w.Close())
-		}
-		if err := raiseDescriptors(c.Connections); err != nil {
-			return errors.Join(err, w.Close())
 		}
 		if s.stay != nil {
 			if err := s.stay.release(s.fd, memory.File()); err != nil {

@@ -28,6 +28,7 @@ const (
 	wordPeer              // the other end was not who it must be, or its bytes were changed on the way
 	wordNoKey             // there was no key for them
 	wordLoops             // how many loops there are; the first loop's, and no counter
+	wordRoom              // connections that there are descriptors for, if these are fewer than the limit allows; the same
 	wordBatches           // batches that sealed connections have now; not only this loop's goroutines write it
 	wordUnbatched         // reads and writes of sealed connections that found none left
 	wordSides             // from here on wordsOfSide for each side
@@ -89,6 +90,7 @@ type Statistics struct {
 	ToClient        Bytes    `json:"toClient"`
 	Run             []Step   `json:"run"`
 	Back            []Step   `json:"back"`
+	Room            uint64   `json:"room"`   // connections that the process has descriptors for; 0: as many as its limit allows
 	Rounds          []uint64 `json:"rounds"` // of each loop; a loop that hangs stands still
 }
 
@@ -101,7 +103,7 @@ func NewStatistics() (*host.SharedWords, error) {
 // ReadStatistics adds up what the loops of a worker have written. The numbers are the
 // worker's word: a worker that has been taken over may write any.
 func ReadStatistics(memory *host.SharedWords, c *Config) Statistics {
-	var s Statistics
+	s := Statistics{Room: loopWords(memory, 0)[wordRoom].Load()}
 	for _, e := range c.Run {
 		s.Run = append(s.Run, Step{Name: e.Name})
 	}
