@@ -42,6 +42,7 @@ int ws_function_tc(struct __sk_buff *skb)
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	}
 	if (p && p->stream) {
+		skb->cb[1] = 0; /* it is the function's */
 		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_STREAM);
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	}

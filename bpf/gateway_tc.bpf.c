@@ -108,6 +108,7 @@ int ws_gateway_tc(struct __sk_buff *skb)
 	if (r)
 		return ws_refuse(skb, r, 0);
 	if (skb->cb[0] == TO_ORIGIN) {
+		skb->cb[1] = 0; /* it is the gateway's */
 		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_STREAM);
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	}

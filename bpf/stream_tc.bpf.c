@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Packets from a function on byte streams. The connection of a packet determines which
- * part of its chain the packet takes, and this node is that part's headend.
+/* Packets from a function on byte streams, and those that go by it. The connection of a packet determines
+ * which part of its chain the packet takes, and this node is that part's headend.
  * function_tc.bpf.c hands over all packets of such functions, and all others are refused.
+ * lib/sr/endpoint_tc.h hands over verified packets that go by: they take the next part in their direction.
  * A gateway's packets come by way of gateway_tc.bpf.c, which passes on those to origins.
  */
 #include "lib/hook.h"
@@ -146,6 +147,25 @@ found:
 	return WS_REASON_NONE;
 }
 
+/* The headend of the path that follows the one by which a verified packet came, which goes by
+ * the function. skb->cb[0]: that path, and then the headend. Returns a reason_t.
+ */
+static __always_inline reason_t stream_by(struct __sk_buff *skb)
+{
+	__be32 path = skb->cb[0];
+	const struct ws_stream *t = bpf_map_lookup_elem(&ws_streams, &path);
+	const __u32 *index;
+
+	if (!t)
+		return REASON(STREAM_UNKNOWN);
+	path = t->onward;
+	index = bpf_map_lookup_elem(&ws_paths, &path);
+	if (!index)
+		return REASON(HEADEND_MISSING_BUG);
+	skb->cb[0] = *index;
+	return WS_REASON_NONE;
+}
+
 /* A held SYN that the function's TCP receives now: it goes back to the
  * interface where it came from, with its own type. The interface, into
  * skb->cb[0]. A function of its own, to bound the stack. Returns a reason_t.
@@ -192,11 +212,12 @@ int ws_stream_tc(struct __sk_buff *skb)
 
 	skb->tc_index = 0;
 	skb->mark = 0;
-	if (skb->protocol == bpf_htons(WS_ETH_P_HELD)) {
+	if (skb->cb[1] != STREAM_GOES_BY &&
+	    skb->protocol == bpf_htons(WS_ETH_P_HELD)) {
 		r = ws_stream_let_in(skb);
 		return r ? ws_refuse(skb, r, 0) : bpf_redirect(skb->cb[0], 0);
 	}
-	r = ws_stream_path(skb);
+	r = skb->cb[1] == STREAM_GOES_BY ? stream_by(skb) : ws_stream_path(skb);
 	if (r)
 		return ws_refuse(skb, r, 0);
 	c = ctx_cursor(skb);

@@ -878,6 +878,34 @@ func (v *RuleUse) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "RuleUse", ruleUseNames[:], string(b))
 }
 
+// By is which packets, other than TCP, go by a function on byte streams.
+type By uint8
+
+const (
+	ByNothing By = 0
+	ByIcmp    By = 1 // echo, and errors about anything but segments of TCP
+	ByRelay   By = 2 // whatever is certainly not TCP
+)
+
+var byNames = [...]string{
+	"nothing",
+	"icmp",
+	"relay",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as By(N).
+func (v By) String() string { return enumString("By", byNames[:], uint8(v)) }
+
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
+func (v By) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText reads the text of MarshalText.
+func (v *By) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "By", byNames[:], string(b))
+}
+
 // Bytes is the kind of a function on the bytes of TCP connections.
 type Bytes uint8
 

@@ -447,7 +447,8 @@ type Stream struct {
 	Proxy  uint32
 	Opens  uint8
 	First  uint8
-	Pad    [2]uint8
+	By     uint8
+	Pad    [1]uint8
 }
 
 // ServiceKey is struct ws_service_key. ws_services: addresses and ports of

@@ -171,6 +171,12 @@ func (s *streamBed) wantOut(p plan.Path, inner []byte) {
 		s.Errorf("verdict %d, %v, refusals %v; want it to take %s", int32(verdict), err, s.refusals(), p.PathID)
 		return
 	}
+	s.wantTaken(p, inner, out)
+}
+
+// wantTaken holds that a frame is a packet with the outer header of a path and its first stamp.
+func (s *streamBed) wantTaken(p plan.Path, inner, out []byte) {
+	s.Helper()
 	x, err := srv6.DecodeFrame(out)
 	if err != nil || x.SRH == nil {
 		s.Errorf("it came out as %x: %v", out, err)
@@ -631,5 +637,135 @@ func TestConnectionsGoOnWithProgramsOfAnotherVersion(t *testing.T) {
 		if err := s.d.gen.maps[m].Lookup(abi.ConnKey{ClientPort: uint16(port)}, &c); err != nil || c.Used != 7 {
 			t.Errorf("map %s has %+v: %v; want the connection of before", m, c, err)
 		}
+	}
+}
+
+// wantBy holds that a packet goes by the function: it leaves the part that it came by, and takes another with its first stamp.
+func (s *streamBed) wantBy(from, to plan.Path, inner []byte) {
+	s.Helper()
+	verdict, out, err := s.run(object.CoreTC, "in", s.proven(from, inner), 0)
+	if err != nil || verdict != verdictRedirect {
+		s.Errorf("verdict %d, %v, refusals %v; want it to take %s", int32(verdict), err, s.refusals(), to.PathID)
+		return
+	}
+	s.wantTaken(to, inner, out)
+}
+
+// What the file says goes by a function, verified by the part that ends there and stamped by the next one, in both directions. Nothing
+// that could be TCP does, and nothing comes out of the function's interface for it.
+func TestWhatIsNotTCPGoesByAStreamFunction(t *testing.T) {
+	const client, server, router = "fd00:7::2", "2001:db8:8::2", "2001:db8:8::9"
+	const client4, server4 = "192.0.2.2", "198.51.100.2"
+	echo := sentBy(client, server, 58, 128, 0, 0, 0, 0, 1, 0, 1, 5)
+	reply := sentBy(server, client, 58, 129, 0, 0, 0, 0, 1, 0, 1, 5)
+	echo4 := sentBy4(client4, server4, 1, 0, 8, 0, 0, 0, 0, 1, 0, 1)
+	reply4 := sentBy4(server4, client4, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1)
+	udp := sentBy(client, server, 17, 0, 80, 0, 81, 0, 8, 0, 0)
+	answer := sentBy(server, client, 17, 0, 81, 0, 80, 0, 8, 0, 0)
+	udp4 := sentBy4(client4, server4, 17, 0, 0, 80, 0, 81, 0, 8, 0, 0)
+	port := func(a string) netip.AddrPort { return netip.AddrPortFrom(xtest.Addr(a), 80) }
+	extension := func(next byte, kind byte) []byte {
+		return sentBy(client, server, kind, append([]byte{next, 0, 1, 4, 0, 0, 0, 0}, make([]byte, 40)...)...)
+	}
+	fragment := func(next byte, offset byte) []byte {
+		return sentBy(client, server, 44, append([]byte{next, 0, 0, offset, 0, 0, 0, 1}, make([]byte, 24)...)...)
+	}
+	type packet struct {
+		name        string
+		inner       []byte
+		icmp, relay bool // whether it goes by
+		reason      abi.Reason
+	}
+	forward := []packet{
+		{"an echo", echo, true, true, 0},
+		{"an echo in IPv4", echo4, true, true, 0},
+		{"an error about an echo", errorAbout(xtest.Addr(client), 1, 4, reply), true, true, 0},
+		{"an error about an echo in IPv4", errorAbout(xtest.Addr(client4), 3, 1, reply4), true, true, 0},
+		{"UDP", udp, false, true, 0},
+		{"UDP in IPv4", udp4, false, true, 0},
+		{"a fragment of UDP", fragment(17, 1), false, true, 0},
+		{"a later fragment of UDP", fragment(17, 8), false, true, 0},
+		{"a fragment of UDP in IPv4", sentBy4(client4, server4, 17, 0x2000, make([]byte, 24)...), false, true, 0},
+		{"a fragment of an echo in IPv4", sentBy4(client4, server4, 1, 0x2000, 8, 0, 0, 0, 0, 1, 0, 1), false, true, 0},
+		{"a group's", sentBy(client, server, 58, 131, 0, 0, 0, 0, 1, 0, 1), false, true, 0},
+		{"TCP", segmentOf(port(client), port(server), ack), false, false, abi.ReasonStreamUnknown},
+		{"TCP in IPv4", segmentOf(port(client4), port(server4), ack), false, false, abi.ReasonStreamUnknown},
+		{"an error about TCP", errorAbout(xtest.Addr(client), 1, 4, segmentOf(port(server), port(client), ack)), false, false, abi.ReasonStreamUnknown},
+		{"an error about TCP in IPv4", errorAbout(xtest.Addr(client4), 3, 1, segmentOf(port(server4), port(client4), ack)), false, false, abi.ReasonStreamUnknown},
+		{"a fragment of TCP", fragment(6, 1), false, false, abi.ReasonStreamNotTcp},
+		{"a later fragment of TCP", fragment(6, 8), false, false, abi.ReasonStreamNotTcp},
+		{"a fragment of TCP in IPv4", sentBy4(client4, server4, 6, 0x2000, make([]byte, 24)...), false, false, abi.ReasonStreamNotTcp},
+		{"a later fragment of TCP in IPv4", sentBy4(client4, server4, 6, 9, make([]byte, 24)...), false, false, abi.ReasonStreamNotTcp},
+		{"TCP behind options", extension(6, 60), false, false, abi.ReasonStreamNotTcp},
+		{"UDP behind options", extension(17, 60), false, false, abi.ReasonStreamNotTcp},
+		{"a fragment that begins with options", fragment(60, 1), false, false, abi.ReasonStreamNotTcp},
+		{"a fragment in a fragment", fragment(44, 1), false, false, abi.ReasonStreamNotTcp},
+		{"mobility", extension(6, 135), false, false, abi.ReasonStreamNotTcp},
+		{"an unassigned protocol", extension(6, 200), false, false, abi.ReasonStreamNotTcp},
+		{"an SRH", sentBy(client, server, 43, append([]byte{6, 2, 4, 0, 0, 0, 0, 0}, make([]byte, 40)...)...), false, false, abi.ReasonStreamNotTcp},
+		{"an advertisement", sentBy(client, server, 58, append([]byte{136, 0, 0, 0, 32, 0, 0, 0}, make([]byte, 24)...)...), false, false, abi.ReasonStreamNotTcp},
+		{"a redirect", sentBy(client, server, 58, append([]byte{137, 0, 0, 0, 32, 0, 0, 0}, make([]byte, 40)...)...), false, false, abi.ReasonStreamNotTcp},
+		{"a redirect in IPv4", errorAbout(xtest.Addr(client4), 5, 1, reply4), false, false, abi.ReasonStreamNotTcp},
+		{"an error that quotes nothing", sentBy(client, server, 58, 1, 4, 0, 0, 0, 0, 0, 0), false, false, abi.ReasonStreamNotTcp},
+		{"ICMP cut short", sentBy(client, server, 58, 128, 0), false, false, abi.ReasonStreamNotTcp},
+	}
+	reverse := []packet{
+		{"a reply", reply, true, true, 0},
+		{"a reply in IPv4", reply4, true, true, 0},
+		{"a router's error about an echo", errorAbout(xtest.Addr(router), 3, 0, echo), true, true, 0},
+		{"a router's error about UDP", errorAbout(xtest.Addr(router), 1, 4, udp), true, true, 0},
+		{"UDP", answer, false, true, 0},
+	}
+	for _, other := range []model.Other{model.OtherRefuse, model.OtherICMP, model.OtherRelay} {
+		t.Run(other.String(), func(t *testing.T) {
+			s := newStreamBed(t)
+			s.domain.Nodes[1].Proxies[0].Stream.Other = other
+			s.plan()
+			for way, packets := range map[string][]packet{"forward": forward, "reverse": reverse} {
+				for _, c := range packets {
+					ok := t.Run(way+", "+c.name, func(t *testing.T) {
+						s := &streamBed{&proxyRun{s.bed.in(t), s.d, s.macs, s.index}, s.domain, s.rnd}
+						chain := "web"
+						if c.inner[0]>>4 == 4 {
+							chain = "legacy"
+						}
+						from, to := s.path(chain, way+", up to zip"), s.path(chain, way+", from zip on")
+						if other == model.OtherICMP && c.icmp || other == model.OtherRelay && c.relay {
+							s.wantBy(from, to, c.inner)
+						} else {
+							reason := c.reason
+							if reason == 0 {
+								reason = abi.ReasonStreamNotTcp
+							}
+							s.wantNotIn(reason, s.proven(from, c.inner))
+						}
+						// Without its proof, with that of another chain, or out of the function's namespace.
+						s.wantRefused(abi.ReasonUnproven, object.CoreTC, "in", ether(c.inner), 0)
+						if way == "forward" && chain == "web" {
+							s.wantNotIn(abi.ReasonWrongChain, s.proven(s.path("legacy", "forward, up to zip"), c.inner))
+						}
+						forged := s.proven(from, c.inner)
+						forged[srv6.EthernetLen+40+8+16+20]++ // of the CML
+						s.wantNotIn(abi.ReasonProof, forged)
+						if c.icmp || c.relay {
+							s.wantNotOut(abi.ReasonStreamNotTcp, c.inner)
+						}
+					})
+					if !ok {
+						t.Logf("%s, %s", way, c.name)
+					}
+					s.rnd += 10
+				}
+			}
+			if other == model.OtherRefuse {
+				return
+			}
+			// It does not need the function.
+			s.d.Withhold(map[string]error{"zip": errors.New("no worker")})
+			if err := s.do(s.d.Reconcile); err == nil {
+				t.Error("a function that gets no packets is no problem")
+			}
+			s.wantBy(s.path("web", "forward, up to zip"), s.path("web", "forward, from zip on"), echo)
+		})
 	}
 }

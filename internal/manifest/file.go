@@ -103,7 +103,7 @@ type function struct {
 	run     item[[]string]
 	back    item[[]string]
 	connect item[string]
-	other   item[string]
+	other   item[model.Other]
 	limits  item[streamLimits]
 
 	// Of the kinds unaware and netfilter.
@@ -357,7 +357,7 @@ func readFunction(c cursor) function {
 		field{"run", false, into(&f.run, readStreamList)},
 		field{"back", false, into(&f.back, readStreamList)},
 		field{"connect", false, into(&f.connect, readConnect)},
-		field{"other", false, into(&f.other, readOther)},
+		field{"other", false, into(&f.other, enum[model.Other])},
 		field{"limits", false, into(&f.limits, readStreamLimits)},
 		field{"on-unknown", false, into(&f.onUnknown, enum[model.OnUnknown])},
 		field{"rewrites", false, into(&f.rewrites, cursor.boolean)},

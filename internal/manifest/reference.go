@@ -325,7 +325,7 @@ func Descriptions() map[string]Description {
 		"functions[].run":        {" none", "Operations on the bytes towards the server, in this order."},
 		"functions[].back":       {" the inverse of each operation in `run`, in reverse order", "Operations on the bytes towards the client, in this order."},
 		"functions[].connect":    {"first", "When the node answers a client's SYN. `first`: when the server has answered, so that the client sees a refusing or silent server as without the function. `early`: at once, which saves a round trip on long links; if the server then refuses, the client gets a reset."},
-		"functions[].other":      {"refuse", "Action for packets that are not TCP: `refuse` refuses them (`stream-not-tcp`)."},
+		"functions[].other":      {"refuse", "Action for packets that are not TCP. `refuse`: refuse them (`stream-not-tcp`). `icmp`: echo, and ICMP errors about other packets than TCP, go by the function, in the next part of the chain; others are refused. `relay`: whatever is certainly not TCP goes by; fragments of TCP, TCP behind extension headers and neighbour discovery are refused. Not with `intrusive`."},
 		"functions[].limits":     {" none", "Limits on connections; see [limits](#functions-limits)."},
 
 		"functions[].limits.connections": {strconv.Itoa(model.StreamConnectionsDefault), "Connections that may be open at once; further connections are reset."},

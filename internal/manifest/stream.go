@@ -125,18 +125,6 @@ func readConnect(c cursor) item[string] {
 	})
 }
 
-func readOther(c cursor) item[string] {
-	return c.checked("refuse", func(s string) error {
-		switch s {
-		case "refuse":
-			return nil
-		case "icmp", "relay":
-			return fmt.Errorf("is not there yet: packets that are not TCP are refused; expect refuse")
-		}
-		return fmt.Errorf("is not a setting of other; expect refuse")
-	})
-}
-
 // readStreamLimits is ok only if all of it is.
 func readStreamLimits(c cursor) item[streamLimits] {
 	v := item[streamLimits]{at: c.at}
@@ -160,7 +148,7 @@ func (f *function) streamModel() model.Stream {
 		return model.Stream{}
 	}
 	s := model.Stream{
-		Run: f.run.value, Back: f.back.value, Early: f.connect.value == "early",
+		Run: f.run.value, Back: f.back.value, Early: f.connect.value == "early", Other: f.other.value,
 		Connections: model.StreamConnectionsDefault, Buffer: model.StreamBufferDefault,
 		Idle: model.StreamIdleDefault, HalfClosed: model.StreamHalfClosedDefault,
 	}
@@ -185,6 +173,9 @@ func (f *function) streamModel() model.Stream {
 
 // checkStream holds the rules for a function's own settings.
 func (c *checker) checkStream(f *function) {
+	if f.intrusive.value && f.other.ok && f.other.value != model.OtherRefuse {
+		c.problemf(f.other.at, "an intrusive function takes sealed connections and nothing else; leave \"other\" out")
+	}
 	switch {
 	case f.plain():
 		c.checkPlain(f)

@@ -19,6 +19,9 @@ type Stream struct {
 	// Early: the client is accepted at once; otherwise when its server has accepted.
 	Early bool
 
+	// Other says what becomes of packets that are not TCP.
+	Other Other
+
 	Connections int           // open at once
 	Buffer      int           // bytes held per connection and direction
 	Idle        time.Duration // without a byte, until a connection is reset
@@ -27,6 +30,29 @@ type Stream struct {
 	// Attached: in place of Run, each connection goes in plain through what is behind two
 	// interfaces of the node, which knows nothing of waystamp. Zero: through nothing.
 	Attached Attached
+}
+
+// Other is what becomes of packets that come to a function of kind stream and are not TCP.
+type Other uint8
+
+const (
+	OtherRefuse Other = iota
+	OtherICMP         // echo, and errors about anything but TCP, go by it, in the next part of their chain
+	OtherRelay        // all that is certainly not TCP goes by
+)
+
+var otherNames = []string{"refuse", "icmp", "relay"}
+
+func (o Other) String() string { return enumString("Other", otherNames, int(o)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (o Other) MarshalText() ([]byte, error) {
+	return enumMarshal("setting of other", otherNames, int(o))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *Other) UnmarshalText(b []byte) error {
+	return enumUnmarshal(o, "setting of other", otherNames, b)
 }
 
 // Attached is where a function is that plain connections go through.
@@ -58,8 +84,8 @@ func (s Stream) Check() error {
 	switch {
 	case s.Attached == Attached{} && len(s.Run) == 0:
 		return errors.New("run: has no functions")
-	case s.Attached != Attached{} && (len(s.Run) > 0 || len(s.Back) > 0 || s.Early):
-		return errors.New("attached: what goes in plain through a function has no run, no back and no connect: early")
+	case s.Attached != Attached{} && (len(s.Run) > 0 || len(s.Back) > 0 || s.Early || s.Other != OtherRefuse):
+		return errors.New("attached: what goes in plain through a function has no run, no back, no connect: early and no other")
 	case s.Attached != Attached{} && (s.Attached.To == "" || s.Attached.From == ""):
 		return errors.New("attached: needs two interfaces, to and from")
 	case s.Attached != Attached{}:

@@ -316,6 +316,7 @@ type streamFile struct {
 	Run         []string     `json:"run"`
 	Back        []string     `json:"back,omitempty"`
 	Early       bool         `json:"early,omitempty"`
+	Other       model.Other  `json:"other,omitzero"`
 	Connections int          `json:"connections"`
 	Buffer      int          `json:"buffer"`
 	Idle        durationFile `json:"idle"`
@@ -637,7 +638,7 @@ func proxyToFile(p Proxy) proxyFile {
 	}
 	if s := p.Stream; s != nil {
 		f.Stream = &streamFile{
-			Run: s.Run, Back: s.Back, Early: s.Early, Connections: s.Connections, Buffer: s.Buffer,
+			Run: s.Run, Back: s.Back, Early: s.Early, Other: s.Other, Connections: s.Connections, Buffer: s.Buffer,
 			Idle: durationFile(s.Idle), HalfClosed: durationFile(s.HalfClosed), MTU: s.MTU, Intrusive: s.Intrusive,
 		}
 		if s.Attached != (model.Attached{}) {
@@ -677,7 +678,7 @@ func (f proxyFile) proxy() Proxy {
 	if s := f.Stream; s != nil {
 		p.Stream = &Stream{
 			Stream: model.Stream{
-				Run: s.Run, Back: s.Back, Early: s.Early, Connections: s.Connections, Buffer: s.Buffer,
+				Run: s.Run, Back: s.Back, Early: s.Early, Other: s.Other, Connections: s.Connections, Buffer: s.Buffer,
 				Idle: time.Duration(s.Idle), HalfClosed: time.Duration(s.HalfClosed),
 			},
 			MTU:       s.MTU,

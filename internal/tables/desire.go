@@ -195,14 +195,21 @@ func (w *Wanted) addStream(n plan.Node, e plan.Egress, h abi.Hop, proxy uint32) 
 		s.Opens = 1
 	}
 	for _, p := range n.Proxies {
-		if p.Function == e.To && p.Stream != nil && !p.Stream.Early {
+		if p.Function != e.To || p.Stream == nil {
+			continue
+		}
+		if !p.Stream.Early {
 			s.First = 1
 		}
+		s.By = uint8(by[p.Stream.Other])
 	}
 	w.Streams[abi.BE32(e.Path)] = s
 	h.Behaviour, h.Proxy = uint8(abi.BehaviourStream), proxy
 	return h, nil
 }
+
+// by are the packets that go by a function on byte streams.
+var by = map[model.Other]abi.By{model.OtherRefuse: abi.ByNothing, model.OtherICMP: abi.ByIcmp, model.OtherRelay: abi.ByRelay}
 
 // ServiceKey is the key of an address that clients connect to.
 func ServiceKey(a netip.AddrPort) abi.ServiceKey {

@@ -39,6 +39,7 @@ var goEnums = map[string]struct{ typ, doc string }{
 	"ws_rules_state":  {"RulesState", "RulesState is whether a node has ordered rules."},
 	"ws_match_use":    {"MatchUse", "MatchUse is the use of a table of prefixes."},
 	"ws_bytes":        {"Bytes", "Bytes is the kind of a function on the bytes of TCP connections."},
+	"ws_by":           {"By", "By is which packets, other than TCP, go by a function on byte streams."},
 }
 
 // camel turns SRH_LAST_ENTRY into SRHLastEntry.

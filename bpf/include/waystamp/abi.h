@@ -769,9 +769,20 @@ struct ws_stream {
 	__u32 proxy; /* the function: key in ws_proxies */
 	__u8 opens; /* 1: clients open connections in this direction */
 	__u8 first; /* 1: the function accepts a client after the server has accepted */
-	__u8 pad[2];
+	__u8 by; /* enum ws_by */
+	__u8 pad[1];
 };
 _Static_assert(sizeof(struct ws_stream) == 24, "ws_stream is ABI");
+
+/* Which packets, other than TCP, go by a function on byte streams: they leave the part that
+ * ends there and enter the next one, without the function.
+ */
+enum ws_by {
+	WS_BY_NOTHING = 0,
+	WS_BY_ICMP =
+		1, /* echo, and errors about anything but segments of TCP */
+	WS_BY_RELAY = 2, /* whatever is certainly not TCP */
+};
 
 /* Ethertype (for experiments, IEEE 802) of a SYN that is held at a function on byte
  * streams: the kernel ignores it there, and the worker's packet socket receives it.

@@ -146,7 +146,12 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 	case STEP_DELIVER_IP4:
 		return ws_deliver(skb, s.exit, true);
 	case STEP_STREAM:
-		return ws_stream_in(skb);
+		verdict = ws_stream_in(skb);
+		if (verdict != STREAM_GOES_BY)
+			return verdict;
+		skb->cb[1] = STREAM_GOES_BY;
+		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_STREAM);
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	}
 	return ws_refuse(skb, REASON(LOOP), 0);
 }

@@ -156,6 +156,75 @@ static __always_inline reason_t conn_promote(const struct ws_conn_key *k,
 	return WS_REASON_NONE;
 }
 
+/* Of ICMPv4 and ICMPv6 (RFC 792, RFC 4443 4). */
+#define ICMP4_ECHO_REPLY 0
+#define ICMP4_ECHO 8
+#define ICMP6_ECHO 128
+#define ICMP6_ECHO_REPLY 129
+
+/* Whether a packet goes by a function; by: enum ws_by. An error about a segment of TCP never does:
+ * it is for the function, or for nobody. Of other packets it is the protocol of the first header
+ * that counts, or of the Fragment header: what is behind further headers could be TCP.
+ */
+__noinline int ws_goes_by(struct __sk_buff *skb, int by)
+{
+	__u32 at = sizeof(struct eth_hdr);
+	struct icmp6_hdr icmp;
+	union {
+		struct ip4_hdr ip4;
+		struct ip6_hdr ip6;
+	} h;
+	__u8 first, next;
+
+	if (!by || bpf_skb_load_bytes(skb, at, &first, 1))
+		return false;
+	if (first >> 4 == 4) {
+		if (bpf_skb_load_bytes(skb, at, &h.ip4, sizeof(h.ip4)) ||
+		    h.ip4.protocol == NEXTHDR_TCP)
+			return false;
+		/* A later fragment is of a packet whose first one went by. */
+		if (h.ip4.protocol != NEXTHDR_ICMP || ip4_is_fragment(&h.ip4))
+			return by == WS_BY_RELAY;
+		at += ip4_header_len(&h.ip4);
+		if (bpf_skb_load_bytes(skb, at, &icmp, sizeof(icmp)))
+			return false;
+		if (!icmp4_is_error(icmp.type))
+			return by == WS_BY_RELAY || icmp.type == ICMP4_ECHO ||
+			       icmp.type == ICMP4_ECHO_REPLY;
+		at += sizeof(icmp);
+		return icmp.type != ICMP4_REDIRECT &&
+		       icmp.type != ICMP4_SOURCE_QUENCH &&
+		       !bpf_skb_load_bytes(skb, at, &h.ip4, sizeof(h.ip4)) &&
+		       h.ip4.protocol != NEXTHDR_TCP;
+	}
+	if (bpf_skb_load_bytes(skb, at, &h.ip6, sizeof(h.ip6)))
+		return false;
+	at += sizeof(h.ip6);
+	next = h.ip6.nexthdr;
+	if (next == NEXTHDR_FRAGMENT) {
+		if (by != WS_BY_RELAY || bpf_skb_load_bytes(skb, at, &next, 1))
+			return false;
+		return next != NEXTHDR_TCP &&
+		       !nexthdr_is(next, EXT_KNOWN | EXT_OPAQUE);
+	}
+	if (next == NEXTHDR_TCP || nexthdr_is(next, EXT_KNOWN | EXT_OPAQUE))
+		return false;
+	if (next != NEXTHDR_ICMP6)
+		return by == WS_BY_RELAY;
+	if (bpf_skb_load_bytes(skb, at, &icmp, sizeof(icmp)))
+		return false;
+	if (icmp.type >= ICMP6_INFORMATIONAL)
+		return by == WS_BY_RELAY ?
+			       icmp.type < ICMP6_ROUTER_SOLICITATION ||
+				       icmp.type > ICMP6_REDIRECT :
+			       icmp.type == ICMP6_ECHO ||
+				       icmp.type == ICMP6_ECHO_REPLY;
+	at += sizeof(icmp);
+	return icmp.type && icmp.type <= ICMP6_PARAMETER &&
+	       !bpf_skb_load_bytes(skb, at, &h.ip6, sizeof(h.ip6)) &&
+	       h.ip6.nexthdr != NEXTHDR_TCP;
+}
+
 /* What an ICMP error says, in one word: its type above its code. */
 #define ERROR_OF(type, code) ((type) << 8 | (code))
 

@@ -86,8 +86,11 @@ static __always_inline int stream_hold(struct __sk_buff *skb,
 	return bpf_redirect(p->to, 0);
 }
 
+/* In place of a verdict: the packet goes by the function. */
+#define STREAM_GOES_BY 0x100
+
 /* A verified packet without its outer header; skb->cb[0]:
- * the path that it came by. Returns the verdict.
+ * the path that it came by. Returns the verdict, or STREAM_GOES_BY.
  */
 __noinline int ws_stream_in(struct __sk_buff *skb)
 {
@@ -96,13 +99,18 @@ __noinline int ws_stream_in(struct __sk_buff *skb)
 	const struct ws_proxy *p = t ? proxy_find(t->proxy) : NULL;
 	struct segment s = {};
 	reason_t r;
+	bool tcp;
 
 	if (!p)
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
+	s.key.proxy = t->proxy;
+	tcp = segment_read(skb, &s);
+	/* Also while there is no function. */
+	if (!tcp && ws_goes_by(skb, t->by))
+		return STREAM_GOES_BY;
 	if (!stream_is_up(skb, p))
 		return ws_refuse(skb, REASON(STREAM_DOWN), 0);
-	s.key.proxy = t->proxy;
-	if (!segment_read(skb, &s)) {
+	if (!tcp) {
 		r = stream_admit_error(skb, &s, t);
 		if (r)
 			return ws_refuse(skb, r, 0);
