@@ -47,10 +47,15 @@ func (l streamLinks) lossy() bool { return l == linksLossy || l == linksBehind }
 
 // nodes are those with functions.
 func (k streamCase) nodes() []string {
+	count := max(k.many, 1)
 	if k.links == linksTwo {
-		return []string{"r2", "r4"}
+		count = 2
 	}
-	return []string{"r2"}
+	out := []string{"r2"}
+	for i := 1; i < count; i++ {
+		out = append(out, fmt.Sprintf("r%d", 3+i)) // r3 is the last of the row
+	}
+	return out
 }
 
 // relay is the name of the router whose place a relay takes: the first is between r1 and r2.
@@ -58,11 +63,8 @@ func relayName(i int) string { return fmt.Sprintf("d%d", i+1) }
 
 // row are nodes and routers from the client to the server.
 func (k streamCase) row() []string {
-	if k.links == linksTwo {
-		return []string{"r1", "r2", "r4", "r3"}
-	}
 	if k.links.relays() == nil {
-		return []string{"r1", "r2", "r3"}
+		return slices.Concat([]string{"r1"}, k.nodes(), []string{"r3"})
 	}
 	return []string{"r1", relayName(0), "r2", relayName(1), "r3"}
 }
@@ -86,9 +88,9 @@ func (k streamCase) domain() (model.Domain, model.Lab) {
 		d.Functions = append(d.Functions, f)
 		d.Chains[0].Functions = append(d.Chains[0].Functions, f.Name)
 	}
-	if k.links == linksTwo {
+	for i, name := range k.nodes()[1:] {
 		d.Nodes = append(d.Nodes, model.Node{
-			Name: "r4", Address: netip.MustParseAddr("fc00:4::1"), Locator: netip.MustParsePrefix("fc00:0:0:400::/56"),
+			Name: name, Address: netip.MustParseAddr(fmt.Sprintf("fc00:%x::1", 4+i)), Locator: netip.MustParsePrefix(fmt.Sprintf("fc00:0:0:%x00::/56", 4+i)),
 		})
 	}
 	for i := range k.links.relays() {

@@ -58,6 +58,7 @@ type streamCase struct {
 	way    streamWay
 	links  streamLinks
 	passes int // of streamXOR, over each byte
+	many   int // nodes with a function in a row; 0: as links say
 }
 
 const (
@@ -79,6 +80,7 @@ const (
 const (
 	askEndless = 'e' // bytes until the client is gone
 	askOne     = 'o' // a byte, and then nothing until the client ends
+	askKept    = 'k' // the first of streamSizes, and so for each byte that follows
 	askSizes   = '0' // and above: so many bytes, and then the end
 )
 
@@ -377,6 +379,15 @@ func serveStream(c net.Conn) {
 	case askOne:
 		c.Write(zeroes[:1])
 		c.Read(ask[:])
+	case askKept:
+		for {
+			if _, err := c.Write(zeroes[:streamSizes[0]]); err != nil {
+				return
+			}
+			if _, err := io.ReadFull(c, ask[:]); err != nil {
+				return
+			}
+		}
 	case askEndless:
 		for {
 			if _, err := c.Write(zeroes[:]); err != nil {
@@ -566,6 +577,46 @@ func (t *streamTrack) calls(ctx context.Context, size int, d time.Duration) (flo
 	return float64(done.Load()) / took.Seconds(), err
 }
 
+// kept is requests per second on connections that stay: each asks for the first of streamSizes, again and again.
+func (t *streamTrack) kept(ctx context.Context, d time.Duration) (float64, error) {
+	var done atomic.Int64
+	load := func() error {
+		return t.clients(ctx, streamCalls, func(ctx context.Context) (err error) {
+			fd, err := dial(t.to)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, gone(fd)) }()
+			b := make([]byte, streamSizes[0])
+			for end := time.Now().Add(d); time.Now().Before(end); {
+				if _, err := unix.Write(fd, []byte{askKept}); err != nil {
+					return os.NewSyscallError("write", err)
+				}
+				for left := len(b); left > 0; {
+					n, err := read(fd, b[:left])
+					if err == nil && n == 0 {
+						err = errors.New("a connection ended before its time")
+					}
+					if err != nil {
+						return err
+					}
+					left -= n
+				}
+				done.Add(1)
+				if err := context.Cause(ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	err := t.working(func() (float64, error) {
+		err := load()
+		return float64(done.Load()), err
+	})
+	return float64(done.Load()) / d.Seconds(), err
+}
+
 // sized is Mbit/s of payload of such connections.
 func (t *streamTrack) sized(ctx context.Context, size int, d time.Duration) (float64, error) {
 	x, err := t.calls(ctx, size, d)
@@ -693,13 +744,16 @@ type streamSection struct {
 
 	links  streamLinks
 	passes int
+	many   int
 	size   string // of what clients get: the figure beside HAProxy's is named by it; "": there is none
 }
 
 // kept tells whether a case's lab is of use to other sections.
-func (s streamSection) kept() bool { return s.links == linksFree && s.passes == 0 && s.name != "idle" }
+func (s streamSection) kept() bool {
+	return s.links == linksFree && s.passes == 0 && s.many == 0 && s.name != "idle"
+}
 
-func (s streamSection) of(w streamWay) streamCase { return streamCase{w, s.links, s.passes} }
+func (s streamSection) of(w streamWay) streamCase { return streamCase{w, s.links, s.passes, s.many} }
 
 func streamSections() []streamSection {
 	type measure = func(context.Context, *streamTrack, time.Duration) (float64, error)
@@ -719,6 +773,7 @@ func streamSections() []streamSection {
 			return t.sized(ctx, size, d)
 		}
 	}
+	kept := func(ctx context.Context, t *streamTrack, d time.Duration) (float64, error) { return t.kept(ctx, d) }
 	answers := func(ctx context.Context, t *streamTrack, _ time.Duration) (float64, error) { return t.answers(ctx) }
 	idle := func(ctx context.Context, t *streamTrack, _ time.Duration) (float64, error) {
 		return t.idle(ctx, streamQuiet)
@@ -730,6 +785,7 @@ func streamSections() []streamSection {
 		{name: "one", what: "one transfer", unit: "Mbit/s", workUnit: "ns/KB", better: More, ways: all, measure: transfers(1)},
 		{name: "eight", what: "eight transfers", unit: "Mbit/s", workUnit: "ns/KB", better: More, ways: all, measure: transfers(streamMany)},
 		{name: "short", what: "1 KB connections", unit: "1/s", workUnit: "ns/connection", better: More, ways: proxied, measure: calls, size: "size-1KB"},
+		{name: "kept", what: "1 KB each, on connections that stay", unit: "1/s", workUnit: "ns/request", better: More, ways: proxied, measure: kept},
 		{name: "size-100KB", what: "100 KB connections", unit: "Mbit/s", better: More, ways: []streamWay{streamRouter, streamHAProxy, streamChain, streamIdentity}, measure: sized(1), size: "size-100KB"},
 		{name: "size-10MB", what: "10 MB connections", unit: "Mbit/s", better: More, ways: []streamWay{streamRouter, streamHAProxy, streamChain, streamIdentity}, measure: sized(2), size: "size-10MB"},
 		{name: "connect", what: "SYN to SYN-ACK", unit: "µs", better: Less, ways: append(slices.Clone(all), streamEarly), measure: answers},
@@ -737,6 +793,12 @@ func streamSections() []streamSection {
 		{name: "loss-all", what: "1 % loss and 25 ms on all links", unit: "Mbit/s", better: More, ways: direct, measure: lossy, links: linksLossy},
 		{name: "loss-behind", what: "2 % loss and 50 ms behind the node", unit: "Mbit/s", better: More, ways: direct, measure: lossy, links: linksBehind},
 		{name: "two", what: "two functions at 1 Gbit/s", unit: "Mbit/s", better: More, ways: []streamWay{streamRouter, streamXOR}, measure: transfers(streamMany), links: linksTwo, passes: 1},
+	}
+	for _, n := range []int{3, 8} {
+		out = append(out, streamSection{
+			name: fmt.Sprintf("row-%d", n), what: fmt.Sprintf("%d functions in a row", n), unit: "Mbit/s", better: More,
+			ways: []streamWay{streamRouter, streamChain, streamIdentity}, measure: transfers(streamMany), many: n,
+		})
 	}
 	for _, n := range []int{1, 4, 16} {
 		out = append(out, streamSection{
@@ -834,8 +896,8 @@ func Streams(ctx context.Context, c Config) (_ Result, err error) {
 	r := c.begin("streams",
 		fmt.Sprintf("Functions on byte streams: h1, r1, r2 with the function, r3, h2, in namespaces with veth pairs. All that r2 does, its function among it, is on CPU %d (receive packet steering), all that the others do elsewhere. Offloads are on, inner packets have up to 1500 bytes, links take 2000.", c.cpu()),
 		"router: routing. copy: by routing, a Go program that ends each connection at r2 and moves bytes by io.Copy, two goroutines each. haproxy: HAProxy in its place, transparent, with splice and one thread. worker: in the same place, by the same routing, our worker with identity and one event loop, as agents with one CPU start it. chain: a chain with keyed proofs whose function at r2 forwards. identity: a chain whose function is identity on byte streams: each part is stamped and verified, and clients are answered when the server has answered (connect: first); early: at once. identity-copy and xor: the same with a function that copies each byte, and one that changes it.",
-		fmt.Sprintf("one, eight: so many downloads at once, %s per run. short: %d clients that open one connection after the other, for %d bytes each, which end in order; size-100KB, size-10MB: the same with more bytes. connect: the median of %d connections that are opened one after the other; early does not wait for the server, nor do copy, haproxy and worker.", c.Duration, streamCalls, streamSizes[0], streamTrips),
-		fmt.Sprintf("size-1KB: as short, with links of 1 ms before and behind r2. loss-all: %d downloads at once for %s, with 25 ms and 1 %% of the frames lost on both, and %s in hosts and worker; loss-behind: 50 ms and 2 %% behind r2 alone. A program in user space delays and loses, frame by frame. two: eight downloads through xor at r2 and again at r4, links of 1 Gbit/s (HTB). work-N: one download, with N passes over each byte. idle: memory of the function's process in pages that belong to no file (RssAnon), for each of %d connections that have moved a byte both ways; what the kernel has for them is not in it.", streamLossy, lossyFor*c.Duration, lossControl, streamQuiet),
+		fmt.Sprintf("one, eight: so many downloads at once, %s per run. short: %d clients that open one connection after the other, for %d bytes each, which end in order; size-100KB, size-10MB: the same with more bytes; kept: connections that stay, on which each client asks for as many bytes as short again and again. connect: the median of %d connections that are opened one after the other; early does not wait for the server, nor do copy, haproxy and worker.", c.Duration, streamCalls, streamSizes[0], streamTrips),
+		fmt.Sprintf("size-1KB: as short, with links of 1 ms before and behind r2. loss-all: %d downloads at once for %s, with 25 ms and 1 %% of the frames lost on both, and %s in hosts and worker; loss-behind: 50 ms and 2 %% behind r2 alone. A program in user space delays and loses, frame by frame. two: eight downloads through xor at r2 and again at r4, links of 1 Gbit/s (HTB). row-N: eight downloads, over N nodes with a function each, all of them on one CPU. work-N: one download, with N passes over each byte. idle: memory of the function's process in pages that belong to no file (RssAnon), for each of %d connections that have moved a byte both ways; what the kernel has for them is not in it.", streamLossy, lossyFor*c.Duration, lossControl, streamQuiet),
 	)
 	r.Setup = append(r.Setup, fmt.Sprintf("stand: %d connections (%d with --quick) that have moved a byte both ways, all at once, one time. stand-memory: RssAnon of the worker for each. stand-kernel: what the kernel has for each at r2, in objects (Slab) and buffers of sockets: the whole machine's with them, less the same with as many connections by the chain, which has the hosts' sockets alone. stand-answer: the median time of a byte there and back, on %d of them, one after the other.", standCount, standQuick, standAsked))
 	r.Setup = append(r.Setup, "NAME-work: what the functions' processes take of their CPU's time, in nanoseconds for each KB, or connection. NAME-to-BASE: the same figure as NAME, held against another baseline; streams-to-haproxy/size-1KB is of short.")

@@ -131,13 +131,14 @@ func TestStreamsGoThroughWhatIsMeasured(t *testing.T) {
 				"transfers": func() (float64, error) { return track.transfers(t.Context(), 2, 50*time.Millisecond) },
 				"calls":     func() (float64, error) { return track.calls(t.Context(), 0, 50*time.Millisecond) },
 				"answers":   func() (float64, error) { return track.answers(t.Context()) },
+				"kept":      func() (float64, error) { return track.kept(t.Context(), 50*time.Millisecond) },
 				"sized":     func() (float64, error) { return track.sized(t.Context(), 1, 50*time.Millisecond) },
 			} {
 				if x, err := f(); err != nil || !(x > 0) || math.IsInf(x, 0) {
 					t.Errorf("%s: %v, %v", what, x, err)
 				}
 			}
-			if n := len(track.work); w == streamRouter && n != 0 || w != streamRouter && n != 3 {
+			if n := len(track.work); w == streamRouter && n != 0 || w != streamRouter && n != 4 {
 				t.Errorf("the work of %d runs is known", n)
 			}
 			track.ends(t)
