@@ -20,9 +20,19 @@ import (
 type Bolt struct {
 	db *bbolt.DB
 
+	writing sync.Mutex // held by a commit until its watches know of it; taken before mu
+
 	mu      sync.Mutex
-	changed chan struct{} // closed with the next commit
+	watches map[*boltWatch]bool
 	closed  bool
+}
+
+// boltWatch is what a watch has not been told yet. Commits that do not concern it cost it nothing.
+type boltWatch struct {
+	prefix string
+	behind []Commit
+	lost   bool          // there were more than HistoryMax of them
+	news   chan struct{} // holds one element if there is something, or the store was closed
 }
 
 // The file's buckets. In data a value has the revision of its commit in front, 8 bytes, big-endian. In
@@ -72,7 +82,7 @@ func OpenBolt(path string) (*Bolt, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the store %s: %w", path, err), db.Close())
 	}
-	return &Bolt{db: db, changed: make(chan struct{})}, nil
+	return &Bolt{db: db, watches: map[*boltWatch]bool{}}, nil
 }
 
 // Close implements Store.
@@ -83,7 +93,9 @@ func (b *Bolt) Close() error {
 		return nil
 	}
 	b.closed = true
-	close(b.changed)
+	for w := range b.watches {
+		w.tell()
+	}
 	b.mu.Unlock()
 	return b.db.Close()
 }
@@ -120,6 +132,8 @@ func (b *Bolt) Commit(ctx context.Context, t Txn) (revision uint64, err error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
+	b.writing.Lock()
+	defer b.writing.Unlock()
 	err = b.db.Update(func(tx *bbolt.Tx) error {
 		data := tx.Bucket(bucketData)
 		for _, c := range t.If {
@@ -153,11 +167,32 @@ func (b *Bolt) Commit(ctx context.Context, t Txn) (revision uint64, err error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.closed {
-		close(b.changed)
-		b.changed = make(chan struct{})
+	for w := range b.watches {
+		if of := withPrefix(keys, w.prefix); len(of) > 0 {
+			if w.behind = append(w.behind, Commit{Revision: revision, Keys: of}); len(w.behind) > HistoryMax {
+				w.behind, w.lost = nil, true
+			}
+			w.tell()
+		}
 	}
 	return revision, nil
+}
+
+func (w *boltWatch) tell() {
+	select {
+	case w.news <- struct{}{}:
+	default:
+	}
+}
+
+// withPrefix are those of sorted keys that begin with a prefix.
+func withPrefix(keys []string, prefix string) []string {
+	from, _ := slices.BinarySearch(keys, prefix)
+	to := from
+	for to < len(keys) && strings.HasPrefix(keys[to], prefix) {
+		to++
+	}
+	return slices.Clone(keys[from:to])
 }
 
 // remember adds a commit to the history, and forgets the one that is too many.
@@ -178,36 +213,62 @@ func remember(tx *bbolt.Tx, revision uint64, keys []string) error {
 
 // Watch implements Store.
 func (b *Bolt) Watch(ctx context.Context, prefix string, after uint64, f func(Commit) error) error {
-	for {
+	w := &boltWatch{prefix: prefix, news: make(chan struct{}, 1)}
+	// What was committed by now is in the file, and what comes is told.
+	b.writing.Lock()
+	b.mu.Lock()
+	closed := b.closed
+	b.watches[w] = true
+	b.mu.Unlock()
+	var commits []Commit
+	var err error
+	if !closed {
+		commits, err = b.since(prefix, after)
+	}
+	b.writing.Unlock()
+	defer func() {
 		b.mu.Lock()
-		changed, closed := b.changed, b.closed
-		b.mu.Unlock()
-		if closed {
-			return ErrClosed
-		}
-		commits, last, err := b.since(prefix, after)
-		if err != nil {
-			return boltError("watch", err)
-		}
+		defer b.mu.Unlock()
+		delete(b.watches, w)
+	}()
+	if closed {
+		return ErrClosed
+	}
+	if err != nil {
+		return boltError("watch", err)
+	}
+	for {
 		for _, c := range commits {
+			if c.Revision <= after || ctx.Err() != nil { // after may be ahead of the store
+				continue
+			}
 			if err := f(c); err != nil {
 				return err
 			}
 		}
-		after = last
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-changed:
+		case <-w.news:
+		}
+		b.mu.Lock()
+		var lost bool
+		commits, lost, closed = w.behind, w.lost, b.closed
+		w.behind = nil
+		b.mu.Unlock()
+		switch {
+		case closed:
+			return ErrClosed
+		case lost:
+			return ErrCompacted
 		}
 	}
 }
 
-// since is the history behind a revision, and where it ends.
-func (b *Bolt) since(prefix string, after uint64) (commits []Commit, last uint64, err error) {
+// since is the history behind a revision.
+func (b *Bolt) since(prefix string, after uint64) (commits []Commit, err error) {
 	err = b.db.View(func(tx *bbolt.Tx) error {
-		last = revisionOf(tx)
-		if last > after+HistoryMax {
+		if revisionOf(tx) > after+HistoryMax {
 			return ErrCompacted
 		}
 		c := tx.Bucket(bucketHistory).Cursor()
@@ -216,14 +277,13 @@ func (b *Bolt) since(prefix string, after uint64) (commits []Commit, last uint64
 			if err := json.Unmarshal(v, &keys); err != nil {
 				return fmt.Errorf("its history is damaged: %w", err)
 			}
-			keys = slices.DeleteFunc(keys, func(k string) bool { return !strings.HasPrefix(k, prefix) })
-			if len(keys) > 0 {
+			if keys = withPrefix(keys, prefix); len(keys) > 0 {
 				commits = append(commits, Commit{Revision: binary.BigEndian.Uint64(k), Keys: keys})
 			}
 		}
 		return nil
 	})
-	return commits, max(last, after), err
+	return commits, err
 }
 
 func revisionOf(tx *bbolt.Tx) uint64 {
