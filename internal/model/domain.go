@@ -172,3 +172,16 @@ func find[T any](list []T, is func(T) bool) (T, bool) {
 
 // WindowSlabs is the number of slabs for replay windows of so many bytes.
 func WindowSlabs(bytes int) int { return (bytes + WindowSlab - 1) / WindowSlab * WindowSlab }
+
+// Equal reports whether two chains are the same in all. An empty list is the same as none, but for Return.
+func (c Chain) Equal(o Chain) bool {
+	return c.Name == o.Name && equalList(c.Ingress, o.Ingress) && equalList(c.Functions, o.Functions) && (c.Return == nil) == (o.Return == nil) && equalList(c.Return, o.Return) &&
+		equalList(c.Arguments, o.Arguments) && equalList(c.Waypoints, o.Waypoints) && c.Egress == o.Egress && c.Match == o.Match && c.OwnTraffic == o.OwnTraffic && c.Both == o.Both &&
+		c.Encapsulation == o.Encapsulation && c.Clamp == o.Clamp && c.Proof == o.Proof && c.Guard == o.Guard &&
+		(c.Onward == o.Onward || c.Onward != nil && o.Onward != nil && *c.Onward == *o.Onward) && c.Seal == o.Seal
+}
+
+// equalList does not look at lists of the same memory.
+func equalList[T comparable](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
+}

@@ -158,10 +158,22 @@ func (d Domain) gatewayOf(chain string) string {
 // keep together with its chains.
 func (d Domain) CheckServices() error {
 	var errs []error
+	functions := make(map[string]*Function, len(d.Functions))
+	for i := range d.Functions {
+		if f := &d.Functions[i]; functions[f.Name] == nil {
+			functions[f.Name] = f
+		}
+	}
+	function := func(name string) (f Function) {
+		if at := functions[name]; at != nil {
+			f = *at
+		}
+		return f
+	}
 	for _, c := range d.Chains {
 		node := d.gatewayOf(c.Name)
 		if c.Onward == nil {
-			for _, p := range c.CheckSeal(func(name string) Function { f, _ := d.Function(name); return f }) {
+			for _, p := range c.CheckSeal(function) {
 				errs = append(errs, fmt.Errorf("chain %s: %s: %w", c.Name, p.Field, p.Err))
 			}
 		}
@@ -169,7 +181,7 @@ func (d Domain) CheckServices() error {
 		case (node == "") != (c.Onward == nil):
 			errs = append(errs, fmt.Errorf("chain %s: it takes a gateway's connections if and only if a rule of a service names it", c.Name))
 		case c.Onward != nil:
-			for _, p := range c.CheckOnward(node, func(name string) Function { f, _ := d.Function(name); return f }) {
+			for _, p := range c.CheckOnward(node, function) {
 				errs = append(errs, fmt.Errorf("chain %s: %s: %w", c.Name, p.Field, p.Err))
 			}
 			if c.Match != c.Onward.Match() {

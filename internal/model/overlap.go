@@ -112,6 +112,26 @@ func FindOverlaps(chains []Chain, most int) []Overlap {
 	return list
 }
 
+// SomeOverlap reports whether FindOverlaps would find something of which one is of some, the indices of chains. It looks at no pair
+// of the others.
+func SomeOverlap(chains []Chain, some []int) bool {
+	for _, i := range some {
+		for j := range chains {
+			if j != i && chains[i].mayOverlap(&chains[j]) && CheckOverlap(chains[max(i, j)], chains[min(i, j)]) != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// mayOverlap reports whether the matches of two chains overlap; of their reverses the same is true then.
+func (c *Chain) mayOverlap(o *Chain) bool {
+	d, s := c.Match.Whole()
+	od, os := o.Match.Whole()
+	return d.Overlaps(od) && s.Overlaps(os)
+}
+
 // before reports whether a takes a packet that matches both: ordered rules come first, by
 // priority, then the longer prefixes.
 func before(a, b Match) bool {

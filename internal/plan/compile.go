@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"net/netip"
 	"slices"
@@ -23,13 +22,7 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 	if keys == nil {
 		keys = NewKeyring(rand.Reader, nil)
 	}
-	c := compiler{domain: d, nodes: map[string]model.Node{}, functions: map[string]model.Function{}}
-	for _, n := range d.Nodes {
-		c.nodes[n.Name] = n
-	}
-	for _, f := range d.Functions {
-		c.functions[f.Name] = f
-	}
+	c := newCompiler(d)
 	for _, f := range d.Functions {
 		if err := c.checkProxy(f); err != nil {
 			c.errs = append(c.errs, fmt.Errorf("function %s: %w", f.Name, err))
@@ -68,7 +61,7 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 		}
 	}
 	out := &Domain{Block: d.Block, Paths: paths}
-	out.Nodes = nodePlans(d, paths)
+	out.Nodes = nodePlans(d, paths, nil)
 	for _, n := range out.Nodes {
 		if err := n.fits(); err != nil {
 			c.errs = append(c.errs, fmt.Errorf("node %s: %w", n.Name, err))
@@ -85,6 +78,17 @@ type compiler struct {
 	nodes     map[string]model.Node
 	functions map[string]model.Function
 	errs      []error
+}
+
+func newCompiler(d model.Domain) compiler {
+	c := compiler{domain: d, nodes: make(map[string]model.Node, len(d.Nodes)), functions: make(map[string]model.Function, len(d.Functions))}
+	for _, n := range d.Nodes {
+		c.nodes[n.Name] = n
+	}
+	for _, f := range d.Functions {
+		c.functions[f.Name] = f
+	}
+	return c
 }
 
 // checkProxy checks the requirements of a function's proxy, also if no chain uses the function.
@@ -355,16 +359,25 @@ func assignPathIDs(paths []Path) {
 }
 
 func pathHash(p PathID) uint32 {
-	h := fnv.New32a()
-	name := p.Chain + "/" + p.Direction.String()
+	const basis, prime = 2166136261, 16777619 // of FNV-1a with 32 bits
+	h := uint32(basis)
+	add := func(s string) {
+		for i := range len(s) {
+			h = (h ^ uint32(s[i])) * prime
+		}
+	}
+	add(p.Chain)
+	add("/")
+	add(p.Direction.String())
 	if p.From != "" {
-		name += "/" + p.From
+		add("/")
+		add(p.From)
 	}
 	if p.To != "" {
-		name += ">" + p.To
+		add(">")
+		add(p.To)
 	}
-	_, _ = h.Write([]byte(name)) // cannot fail
-	return h.Sum32()
+	return h
 }
 
 // assignSIDs assigns a /64 of its node's locator to every visit: its SID of the last
@@ -428,12 +441,16 @@ func instance(locator netip.Prefix, n int) (sid netip.Addr, ok bool) {
 	return netip.AddrFrom16(b), true
 }
 
-// nodePlans returns each node's plan, without the shares of other nodes.
-func nodePlans(d model.Domain, paths []Path) []Node {
-	nodes := make([]Node, len(d.Nodes))
+// nodePlans returns each node's plan, without the shares of other nodes. With only, it returns the plans of these nodes, from all paths of all chains
+// that pass one of them.
+func nodePlans(d model.Domain, paths []Path, only map[string]bool) []Node {
+	nodes := make([]Node, 0, len(d.Nodes))
 	index := make(map[string]*Node, len(d.Nodes))
-	for i, n := range d.Nodes {
-		nodes[i] = Node{
+	for _, n := range d.Nodes {
+		if only != nil && !only[n.Name] {
+			continue
+		}
+		nodes = append(nodes, Node{
 			Name:       n.Name,
 			Block:      d.Block,
 			Address:    n.Address,
@@ -441,18 +458,20 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			Advertise:  n.Advertise,
 			MPLS:       mplsOf(d, n),
 			Interfaces: slices.Clone(n.Interfaces),
-		}
-		index[n.Name] = &nodes[i]
+		})
+		index[n.Name] = &nodes[len(nodes)-1]
 	}
 	behaviour := map[string]model.Behaviour{}
 	for _, f := range d.Functions {
 		behaviour[f.Name] = f.Kind.Behaviour()
+		n := index[f.Node]
+		if n == nil {
+			continue
+		}
 		if f.Kind == model.KindStream {
-			n := index[f.Node]
 			n.Proxies = append(n.Proxies, Proxy{Function: f.Name, Proxy: f.Proxy, Stream: &Stream{Stream: f.Stream, MTU: streamMTU(f.Name, paths), Intrusive: f.Intrusive}})
 		}
 		if behaviour[f.Name].Proxied() {
-			n := index[f.Node]
 			x := Proxy{Function: f.Name, Proxy: f.Proxy, Matches: localMatches(f, paths)}
 			if f.Kind == model.KindNetfilter {
 				x.Netfilter = &Netfilter{Netfilter: f.Netfilter, Groups: zoneGroups(f, paths)}
@@ -468,6 +487,9 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 		from, to := sealEnds(d, p)
 		for _, in := range p.Ingress {
 			n := index[in.Node]
+			if n == nil {
+				continue
+			}
 			n.Headends = append(n.Headends, Headend{
 				PathID:     p.PathID,
 				Match:      p.Match,
@@ -486,6 +508,9 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 		last := len(p.Hops) - 1
 		for j := 1; j < last; j++ {
 			n := index[p.Hops[j].Node]
+			if n == nil {
+				continue
+			}
 			n.Endpoints = append(n.Endpoints, Endpoint{
 				PathID:    p.PathID,
 				SID:       p.Hops[j].SID,
@@ -497,6 +522,9 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			})
 		}
 		n := index[p.Hops[last].Node]
+		if n == nil {
+			continue
+		}
 		of := guarded[endOf(p)]
 		if of == p.Path {
 			of = 0

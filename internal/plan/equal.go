@@ -7,8 +7,16 @@ import (
 
 // Equal reports whether two plans are the same in all, the order of their parts among it.
 func (n Node) Equal(o Node) bool {
-	return sameParts(n.Headends, o.Headends, Headend.Equal) && sameParts(n.Endpoints, o.Endpoints, Endpoint.Equal) && sameParts(n.Egresses, o.Egresses, Egress.Equal) &&
+	return n.shares(o) || sameParts(n.Headends, o.Headends, Headend.Equal) && sameParts(n.Endpoints, o.Endpoints, Endpoint.Equal) && sameParts(n.Egresses, o.Egresses, Egress.Equal) &&
 		reflect.DeepEqual(n.beside(), o.beside())
+}
+
+// shares reports whether two plans are the same memory, as CompileAfter leaves them where nothing changes. Plans that do not share
+// may be equal.
+func (n Node) shares(o Node) bool {
+	return n.Name == o.Name && n.Revision == o.Revision && n.Block == o.Block && n.Address == o.Address && n.Locator == o.Locator && n.Advertise == o.Advertise && n.MPLS == o.MPLS &&
+		sameMemory(n.Interfaces, o.Interfaces) && sameMemory(n.Headends, o.Headends) && sameMemory(n.Endpoints, o.Endpoints) &&
+		sameMemory(n.Egresses, o.Egresses) && sameMemory(n.Proxies, o.Proxies)
 }
 
 // beside is a plan without its parts in paths.
@@ -48,4 +56,16 @@ func equalAt[T comparable](a, b *T) bool {
 // equalList does not look at lists of the same memory, as parts have them that were never encoded.
 func equalList[T comparable](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
+}
+
+// Equal reports whether two paths are the same in all, secrets among it.
+func (p Path) Equal(o Path) bool {
+	return p.PathID == o.PathID && p.Match == o.Match && p.OwnTraffic == o.OwnTraffic && p.OnViolation == o.OnViolation && p.Guard == o.Guard && p.Window == o.Window &&
+		equalList(p.Ingress, o.Ingress) && sameParts(p.Hops, o.Hops, Hop.same) && equalList(p.Shares, o.Shares) &&
+		p.Verifier.Secret == o.Verifier.Secret && equalList(p.Verifier.Keys, o.Verifier.Keys) && p.MTU == o.MTU && p.MSS == o.MSS && equalAt(p.Seal, o.Seal)
+}
+
+// same is equal, with labels.
+func (h Hop) same(o Hop) bool {
+	return h.equal(o) && h.NodeLabel == o.NodeLabel && h.ServiceLabel == o.ServiceLabel
 }

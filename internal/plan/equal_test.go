@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
 )
 
@@ -15,6 +16,12 @@ func TestEqualSeesEachField(t *testing.T) {
 	differs(t, Headend{Segments: []netip.Addr{a}, NodeLabels: []uint32{1}, Seal: &Seal{}, Origins: []SealOrigin{{Service: "s"}}}, Headend.Equal)
 	differs(t, Endpoint{Sources: []netip.Addr{a}}, Endpoint.Equal)
 	differs(t, Egress{Sources: []netip.Addr{a}, Segments: []netip.Addr{a}, Through: &Through{}, Verifier: pot.Verifier{Keys: []pot.Key{{1}}}, Seal: &Seal{}}, Egress.Equal)
+	differs(t, Path{
+		Ingress: []Ingress{{}}, Hops: []Hop{{Waypoints: []netip.Addr{a}}}, Shares: []pot.Share{{}}, Verifier: pot.Verifier{Keys: []pot.Key{{1}}}, Seal: &PathSeal{},
+	}, Path.Equal)
+	differs(t, model.Chain{
+		Ingress: []string{"a"}, Functions: []string{"b"}, Return: []string{"c"}, Arguments: []model.Argument{{}}, Waypoints: []model.Waypoint{{}}, Onward: &model.Onward{},
+	}, model.Chain.Equal)
 }
 
 func differs[T any](t *testing.T, x T, equal func(T, T) bool) {

@@ -18,12 +18,14 @@ const epochFirst = 1
 // the next epoch and fresh secrets, since a node that has left the path has the old secrets.
 type Keyring struct {
 	random io.Reader
-	paths  map[direction]Path
+	last   []Path
+	paths  map[direction]Path // last; nil: nobody has asked for it
 	rotate func(chain string) bool
 	keep   bool   // a SID of the last compilation goes to no other path or place
 	also   []Path // their SIDs go to no other path or place either
 
-	beyond map[uint32][]uint8 // by path: a new epoch is later than all of these
+	later  []Path             // a new epoch is later than that of the same path in these
+	beyond map[uint32][]uint8 // later, by path; nil: nobody has asked for it
 }
 
 // direction is a path's name, from the operator's file.
@@ -38,11 +40,51 @@ type direction struct {
 // there was none, and a source of random bytes: crypto/rand.Reader but in
 // tests. It keeps references to the paths.
 func NewKeyring(random io.Reader, last []Path) *Keyring {
-	k := &Keyring{random: random, paths: make(map[direction]Path, len(last)), rotate: func(string) bool { return false }}
-	for _, p := range last {
-		k.paths[p.direction()] = p
+	return &Keyring{random: random, last: last, rotate: func(string) bool { return false }}
+}
+
+// of is a path of the last compilation.
+func (k *Keyring) of(d direction) (Path, bool) {
+	if k.paths == nil {
+		k.paths = make(map[direction]Path, len(k.last))
+		for _, p := range k.last {
+			k.paths[p.direction()] = p
+		}
 	}
-	return k
+	p, ok := k.paths[d]
+	return p, ok
+}
+
+// few is the keyring with only some of its last paths.
+func (k *Keyring) few(last []Path) *Keyring {
+	return &Keyring{random: k.random, last: last, rotate: k.rotate}
+}
+
+// epochsOf are epochs of a path that a new one is later than.
+func (k *Keyring) epochsOf(path uint32) []uint8 {
+	if k.beyond == nil {
+		k.beyond = make(map[uint32][]uint8, len(k.later))
+		for i := range k.later {
+			p := &k.later[i]
+			k.beyond[p.Path] = append(k.beyond[p.Path], p.Epoch)
+		}
+	}
+	return k.beyond[path]
+}
+
+// beyondOf is what epochsOf gives of some paths.
+func (k *Keyring) beyondOf(paths []Path, some []int) map[uint32][]uint8 {
+	out := make(map[uint32][]uint8, len(some))
+	for _, i := range some {
+		out[paths[i].Path] = nil
+	}
+	for i := range k.later {
+		p := &k.later[i]
+		if have, ok := out[p.Path]; ok {
+			out[p.Path] = append(have, p.Epoch)
+		}
+	}
+	return out
 }
 
 // KeepSIDs assigns no SID of the last compilation to another path or place, so that nodes can
@@ -53,12 +95,7 @@ func (k *Keyring) KeepSIDs(also ...Path) { k.keep, k.also = true, also }
 func (k *Keyring) Rotate(chain func(name string) bool) { k.rotate = chain }
 
 // Beyond gives fresh secrets a later epoch than the same path has in any of these paths.
-func (k *Keyring) Beyond(paths ...Path) {
-	k.beyond = map[uint32][]uint8{}
-	for _, p := range paths {
-		k.beyond[p.Path] = append(k.beyond[p.Path], p.Epoch)
-	}
-}
+func (k *Keyring) Beyond(paths ...Path) { k.later, k.beyond = paths, nil }
 
 // kept are the SIDs that nothing new may have.
 func (k *Keyring) kept() map[netip.Addr]bool {
@@ -66,7 +103,7 @@ func (k *Keyring) kept() map[netip.Addr]bool {
 	if !k.keep {
 		return sids
 	}
-	for _, p := range k.paths {
+	for _, p := range k.last {
 		for _, h := range p.Hops[1:] {
 			sids[h.SID] = true
 		}
@@ -84,7 +121,7 @@ func (p PathID) direction() direction { return direction{p.Chain, p.Direction, p
 // sids are the SIDs of the hops behind the headend in the last compilation, if the path still
 // visits the same functions, on nodes whose locators still contain the SIDs.
 func (k *Keyring) sids(p Path, locators map[string]netip.Prefix) ([]netip.Addr, bool) {
-	last, ok := k.paths[p.direction()]
+	last, ok := k.of(p.direction())
 	if !ok || len(last.Hops) != len(p.Hops) {
 		return nil, false
 	}
@@ -103,14 +140,14 @@ func (k *Keyring) sids(p Path, locators map[string]netip.Prefix) ([]netip.Addr, 
 // complete.
 func (k *Keyring) secrets(p *Path) error {
 	p.Epoch = epochFirst
-	if last, ok := k.paths[p.direction()]; ok {
+	if last, ok := k.of(p.direction()); ok {
 		if last.sameSecrets(*p) && !k.rotate(p.Chain) {
 			p.Epoch, p.Shares, p.Verifier, p.Seal = last.Epoch, last.Shares, last.Verifier, last.Seal
 			return nil
 		}
 		p.Epoch = last.Epoch + 1 // after 255 comes 0
 	}
-	for _, e := range k.beyond[p.Path] {
+	for _, e := range k.epochsOf(p.Path) {
 		if int8(e-p.Epoch) >= 0 {
 			p.Epoch = e + 1
 		}

@@ -49,8 +49,11 @@ func (l Live) Nodes() ([]Node, error) {
 			if !ok {
 				now = emptied(next)
 			}
-			err = errors.Join(err, sameNode(now, next))
-			add(bothEpochs(now, next, stays), err)
+			if !now.shares(next) { // else there is nothing to join
+				err = errors.Join(err, sameNode(now, next))
+				next = bothEpochs(now, next, stays)
+			}
+			add(next, err)
 		}
 	}
 	for _, d := range append([]*Domain{l.Now}, l.Old...) {
@@ -83,6 +86,7 @@ func (l draining) on(name string) (n Node, ok bool, err error) {
 		case !ok: // it has left since
 			n, ok = old, true
 			n.Headends = nil
+		case old.shares(n): // nothing changed since
 		default:
 			err = errors.Join(err, sameNode(old, n))
 			n = turned(old, n, l.stays[i])
@@ -117,14 +121,14 @@ func sameNode(o, n Node) error {
 
 // staying are the paths of both.
 func staying(was, is *Domain) map[uint32]bool {
-	before := make(map[direction]*Path, len(was.Paths))
+	before := make(map[uint32]*Path, len(was.Paths))
 	for i := range was.Paths {
-		before[was.Paths[i].direction()] = &was.Paths[i]
+		before[was.Paths[i].Path] = &was.Paths[i]
 	}
 	stays := make(map[uint32]bool, len(is.Paths))
 	for i := range is.Paths {
 		p := &is.Paths[i]
-		if q, ok := before[p.direction()]; ok && q.sameWay(*p) {
+		if q := before[p.Path]; q != nil && q.direction() == p.direction() && q.sameWay(*p) {
 			stays[p.Path] = true
 		}
 	}

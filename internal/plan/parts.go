@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -119,6 +120,9 @@ func guardPaths(paths []Path) map[end]uint32 {
 // throughs has the continuation of connections behind functions of kind stream, by the paths
 // that end there.
 func throughs(d model.Domain, paths []Path) map[uint32]*Through {
+	if !slices.ContainsFunc(paths, func(p Path) bool { return p.To != "" }) {
+		return nil
+	}
 	stream := map[string]bool{}
 	for _, f := range d.Functions {
 		stream[f.Name] = f.Kind == model.KindStream
