@@ -27,19 +27,29 @@ const SourceMax = 16 << 20
 // *Error with all problems, in the order of the file.
 func Parse(name string, src []byte) (Manifest, error) {
 	r := &reader{name: name}
+	m, _, err := r.parse(src)
+	return m, err
+}
+
+func (r *reader) parse(src []byte) (Manifest, *Parsed, error) {
 	lines, root, ok := r.document(src)
 	if !ok {
-		return Manifest{}, r.error(name, lines)
+		return Manifest{}, nil, r.error(r.name, lines)
 	}
 	if !r.version(root) {
-		return Manifest{}, r.error(name, lines)
+		return Manifest{}, nil, r.error(r.name, lines)
 	}
-	m := r.check(r.file(root))
+	f := r.file(root)
+	p := &Parsed{lines: lines}
+	if starts, end, ok := chainLines(root, lines); ok && len(starts) == len(f.chains.value) {
+		p.chains, p.starts, p.end = slices.Clone(f.chains.value), starts, end
+	}
+	m := r.check(f)
 	if len(r.problems) > 0 {
-		return Manifest{}, r.error(name, lines)
+		return Manifest{}, nil, r.error(r.name, lines)
 	}
 	m.Warnings = inOrder(r.warnings)
-	return m, nil
+	return m, p, nil
 }
 
 // error is what Parse returns once there are problems.

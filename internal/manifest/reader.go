@@ -66,9 +66,7 @@ func (r *reader) document(src []byte) (lines []string, root cursor, ok bool) {
 		r.problemf(start, "the file has %d bytes; at most %d are read", len(src), SourceMax)
 		return nil, root, false
 	}
-	src = bytes.TrimPrefix(src, []byte("\ufeff"))
-	src = bytes.ReplaceAll(src, []byte("\r\n"), []byte("\n"))
-	src = bytes.ReplaceAll(src, []byte("\r"), []byte("\n"))
+	src = withoutReturns(src)
 	lines = strings.Split(strings.TrimRight(string(src), "\n"), "\n")
 	r.lines = lines
 	for i, line := range lines {
@@ -102,6 +100,13 @@ func (r *reader) document(src []byte) (lines []string, root cursor, ok bool) {
 		return lines, root, false
 	}
 	return lines, cursor{r: r, node: docs[0].Body, at: where("", docs[0].Body)}, true
+}
+
+// withoutReturns is a file without a byte order mark and with one kind of line end.
+func withoutReturns(src []byte) []byte {
+	src = bytes.TrimPrefix(src, []byte("\ufeff"))
+	src = bytes.ReplaceAll(src, []byte("\r\n"), []byte("\n"))
+	return bytes.ReplaceAll(src, []byte("\r"), []byte("\n"))
 }
 
 // where is the place of a node: where it starts.
