@@ -32,11 +32,20 @@ func Control(ctx context.Context, c Config) (Result, error) {
 	}
 	r := c.begin("control",
 		"control/change: one node that is the egress of so many paths. Of one of them an epoch is added beside the one that there is, and then the old one is taken out, as a rotation does; the time is that of one such application of a plan, in the kernel and in the state directory, without traffic.",
-		fmt.Sprintf("control/one-chain: a controller and so many members, each with a connection of its own over TLS with certificates on both sides, in one process on this machine's CPUs. Members keep plans on disk as agents do; their data paths are missing: they acknowledge what they have on disk. There are ten chains of %d functions for each member. A file is applied in which one chain has two functions swapped; the time is until all headends have acknowledged, and it is an error if a node that is not on the chain is sent anything.", controlFunctions),
+		fmt.Sprintf("control/one-chain: a controller and so many members, each with a connection of its own over TLS with certificates on both sides, in one process on this machine's CPUs. Members keep plans on disk as agents do; their data paths are missing: they acknowledge what they have on disk. There are ten chains of %d functions for each member. A file is applied in which the functions of one chain are in another order; the time is until all headends have acknowledged, and it is an error if a node that is not on the chain is sent anything.", controlFunctions),
+		"control/compile: the domain of the largest case of control/one-chain. One of its chains differs from what was compiled before; all chains are compiled, or those that differ, with the same result.",
 		"control/tcp-under-change: one TCP stream of iperf3 through examples/spare.yaml, whose agents have a controller; in rotate, all chains get fresh secrets each second. It is an error if a node refuses a packet.",
 	)
 	c.note = r.note
-	var change, one, tcp []subject
+	var change, one, tcp, compile []subject
+	chains := chainsOf(agents[len(agents)-1])
+	for _, way := range []string{"all", "one"} {
+		s := Series{Name: fmt.Sprintf("control/compile/%s-of-%d", way, chains), Unit: "ms", Better: Less, Params: map[string]float64{"chains": float64(chains)}}
+		if way == "one" {
+			s.Baseline = compile[0].Name
+		}
+		compile = append(compile, subject{s, func() (*trial, error) { return prepareCompile(agents[len(agents)-1], way == "one") }})
+	}
 	for i, n := range paths {
 		s := Series{Name: fmt.Sprintf("control/change/paths-%d", n), Unit: "ms", Better: Less, Params: map[string]float64{"paths": float64(n)}}
 		if i > 0 {
@@ -58,7 +67,7 @@ func Control(ctx context.Context, c Config) (Result, error) {
 		}
 		tcp = append(tcp, subject{s, func() (*trial, error) { return prepareRotated(ctx, c, way == "rotate") }})
 	}
-	for what, subjects := range map[string][]subject{"a node": change, "the controller": one, "the traffic": tcp} {
+	for what, subjects := range map[string][]subject{"a node": change, "the controller": one, "the traffic": tcp, "compiling": compile} {
 		if c.skips(subjects) {
 			continue
 		}
@@ -72,7 +81,7 @@ func Control(ctx context.Context, c Config) (Result, error) {
 		return Result{}, &NoCaseError{c.Only}
 	}
 	slices.SortStableFunc(r.Figures, func(a, b Figure) int {
-		return slices.Index(order(change, one, tcp), a.Name) - slices.Index(order(change, one, tcp), b.Name)
+		return slices.Index(order(change, one, compile, tcp), a.Name) - slices.Index(order(change, one, compile, tcp), b.Name)
 	})
 	r.end()
 	return r, nil
@@ -121,6 +130,42 @@ func prepareChange(paths int) (_ *trial, err error) {
 		}
 		p = one
 		return time.Since(began).Seconds() * 1000 / 2, ctx.Err()
+	}}, nil
+}
+
+// prepareCompile compiles a fleet's domain, of which one chain changes with each run. by: by what differs.
+func prepareCompile(agents int, by bool) (*trial, error) {
+	f := &fleet{agents: agents}
+	parse := func(changes int) (model.Domain, error) {
+		m, err := manifest.Parse("fleet.yaml", f.domain(changes))
+		return m.Domain, err
+	}
+	was, err := parse(0)
+	if err != nil {
+		return nil, err
+	}
+	last, err := plan.Compile(was, nil)
+	if err != nil {
+		return nil, err
+	}
+	d, err := parse(1)
+	if err != nil {
+		return nil, err
+	}
+	d.Nodes, d.Functions = was.Nodes, was.Functions // as the controller has them of files that differ in chains
+	return &trial{close: func() error { return nil }, measure: func(ctx context.Context) (float64, error) {
+		keys := plan.NewKeyring(rand.Reader, last.Paths)
+		keys.KeepSIDs()
+		began := time.Now()
+		if by {
+			_, err = plan.CompileAfter(was, last, d, keys)
+		} else {
+			_, err = plan.Compile(d, keys)
+		}
+		if err != nil {
+			return 0, err
+		}
+		return time.Since(began).Seconds() * 1000, ctx.Err()
 	}}, nil
 }
 

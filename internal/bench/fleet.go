@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,20 +31,20 @@ const controlFunctions = 5
 
 // fleet is a controller and its members, in this process. Members have no data path.
 type fleet struct {
-	agents int
-	dir    string
-	store  store.Store
-	http   *http.Transport
-	admin  waystampv1connect.AdminClient
-	cancel context.CancelFunc
-	runs   errgroup.Group
-	swaps  int           // runs so far
-	told   []atomic.Bool // by node: it was sent a plan
+	agents  int
+	dir     string
+	store   store.Store
+	http    *http.Transport
+	admin   waystampv1connect.AdminClient
+	cancel  context.CancelFunc
+	runs    errgroup.Group
+	changes int           // runs so far
+	told    []atomic.Bool // by node: it was sent a plan
 }
 
-// domain is the file with that order of functions in the first chain. The nodes of a chain follow each other, so
-// that all have as many SIDs.
-func (f *fleet) domain(swapped bool) []byte {
+// domain is the file after so many changes, each of which turns the functions of the first chain by one: no two in a row are the same, nor is one of the last
+// few as before. The nodes of a chain follow each other, so that all have as many SIDs.
+func (f *fleet) domain(changes int) []byte {
 	var b strings.Builder
 	b.WriteString("version: 1\ndomain: {block: \"fc00::/48\"}\nnodes:\n")
 	for i := range f.agents {
@@ -59,8 +60,9 @@ func (f *fleet) domain(swapped bool) []byte {
 		for k := range controlFunctions {
 			functions = append(functions, fmt.Sprintf("f%d", f.on(i, k+1)))
 		}
-		if i == 0 && swapped {
-			functions[0], functions[1] = functions[1], functions[0]
+		if i == 0 {
+			turn := changes % controlFunctions
+			functions = slices.Concat(functions[turn:], functions[:turn])
 		}
 		fmt.Fprintf(&b, "  - {name: c%d, ingress: [n%d], functions: [%s], egress: n%d, match: {destination: \"2001:db8:%x:%x::/64\"}, proof: {scheme: keyed, window: 64}}\n",
 			i, f.on(i, 0), strings.Join(functions, ", "), f.on(i, controlFunctions+1), i>>8, i&0xff)
@@ -112,7 +114,7 @@ func prepareFleet(ctx context.Context, c Config, agents int, r *Result) (_ *tria
 	}
 	joined := time.Since(began)
 	began = time.Now()
-	if err := f.apply(ctx, false); err != nil {
+	if err := f.apply(ctx, 0); err != nil {
 		return nil, err
 	}
 	r.note(fmt.Sprintf("%d members joined in %.1f s, one token each; the first file, with %d chains, took %.1f s until all had acknowledged.", agents, joined.Seconds(), chainsOf(agents), time.Since(began).Seconds()))
@@ -158,12 +160,12 @@ func (f *fleet) join(ctx, run context.Context, at string) error {
 }
 
 // apply puts a file in force, and waits until all have acknowledged.
-func (f *fleet) apply(ctx context.Context, swapped bool) error {
-	answer, err := f.admin.Apply(ctx, connect.NewRequest(&v1.ApplyRequest{File: &v1.File{Name: "fleet.yaml", Source: f.domain(swapped)}}))
+func (f *fleet) apply(ctx context.Context, changes int) error {
+	answer, err := f.admin.Apply(ctx, connect.NewRequest(&v1.ApplyRequest{File: &v1.File{Name: "fleet.yaml", Source: f.domain(changes)}}))
 	if err != nil {
 		return err
 	}
-	return f.until(ctx, func(s *v1.State) (bool, error) {
+	return f.until(ctx, true, func(s *v1.State) (bool, error) {
 		if s.Problem != "" && s.WantedSerial == answer.Msg.Serial {
 			return false, errors.New(s.Problem)
 		}
@@ -171,9 +173,9 @@ func (f *fleet) apply(ctx context.Context, swapped bool) error {
 	})
 }
 
-// until follows the controller until something is so.
-func (f *fleet) until(ctx context.Context, is func(*v1.State) (bool, error)) error {
-	stream, err := f.admin.Follow(ctx, connect.NewRequest(&v1.FollowRequest{}))
+// until follows the controller until something is so. progress: without chains and epochs, as waystamp apply --wait does.
+func (f *fleet) until(ctx context.Context, progress bool, is func(*v1.State) (bool, error)) error {
+	stream, err := f.admin.Follow(ctx, connect.NewRequest(&v1.FollowRequest{Progress: progress}))
 	if err != nil {
 		return err
 	}
@@ -189,7 +191,7 @@ func (f *fleet) until(ctx context.Context, is func(*v1.State) (bool, error)) err
 // measure changes the first chain, in milliseconds until it is in force.
 func (f *fleet) measure(ctx context.Context) (float64, error) {
 	// The change before has left no epochs that drain, and nobody is still sent something of it.
-	err := f.until(ctx, func(s *v1.State) (bool, error) {
+	err := f.until(ctx, false, func(s *v1.State) (bool, error) {
 		for _, e := range s.Epochs {
 			if e.State != "active" {
 				return false, nil
@@ -208,9 +210,9 @@ func (f *fleet) measure(ctx context.Context) (float64, error) {
 	for i := range f.told {
 		f.told[i].Store(false)
 	}
-	f.swaps++
+	f.changes++
 	began := time.Now()
-	if err := f.apply(ctx, f.swaps%2 == 1); err != nil {
+	if err := f.apply(ctx, f.changes); err != nil {
 		return 0, err
 	}
 	took := time.Since(began)

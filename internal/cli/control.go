@@ -237,7 +237,7 @@ func follow(cmd *cobra.Command, c adminClient, serial uint64) error {
 var errEnded = connect.NewError(connect.CodeUnavailable, errors.New("the controller has ended the connection; the change goes on"))
 
 func followOnce(cmd *cobra.Command, c adminClient, serial uint64, said *string, heard *time.Time) error {
-	stream, err := c.Follow(cmd.Context(), connect.NewRequest(&v1.FollowRequest{}))
+	stream, err := c.Follow(cmd.Context(), connect.NewRequest(&v1.FollowRequest{Progress: true}))
 	if err != nil {
 		return err
 	}

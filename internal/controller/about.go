@@ -19,7 +19,7 @@ const aboutFunction = "function"
 // Describe implements the service.
 func (s admin) Describe(ctx context.Context, r *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error) {
 	var out *v1.DescribeResponse
-	err := consistent(ctx, s.c.store, func(v *view) error {
+	err := s.c.consistent(ctx, func(v *view) error {
 		d, err := s.c.wantedDomain(ctx, v)
 		if err != nil {
 			return err

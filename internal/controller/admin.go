@@ -28,7 +28,7 @@ type admin struct{ c *Controller }
 func again(ctx context.Context, c *Controller, change func(v *view) (store.Txn, error)) error {
 	for {
 		var t store.Txn
-		err := consistent(ctx, c.store, func(v *view) (err error) {
+		err := c.consistent(ctx, func(v *view) (err error) {
 			t, err = change(v)
 			return err
 		})
@@ -161,7 +161,7 @@ func (s admin) Diff(ctx context.Context, r *connect.Request[v1.DiffRequest]) (*c
 		return nil, err
 	}
 	var d []*v1.Difference
-	err = consistent(ctx, s.c.store, func(v *view) error {
+	err = s.c.consistent(ctx, func(v *view) error {
 		d, err = s.c.differences(ctx, v, m.Domain)
 		return err
 	})
@@ -200,7 +200,8 @@ func (c *Controller) differences(ctx context.Context, v *view, next model.Domain
 	case was.Block != next.Block:
 		out = append(out, &v1.Difference{Kind: "domain", Name: next.Block.String(), Change: "changed"})
 	}
-	for _, d := range []model.Domain{was, next} {
+	for _, d := range []*model.Domain{&was, &next} {
+		d.Functions, d.Clients, d.Services = slices.Clone(d.Functions), slices.Clone(d.Clients), slices.Clone(d.Services)
 		for i := range d.Functions { // where a rule stands in a file is no difference
 			d.Functions[i].Netfilter.RulesAt = model.Source{}
 		}
@@ -212,25 +213,27 @@ func (c *Controller) differences(ctx context.Context, v *view, next model.Domain
 			x.At, x.CertificateAt, x.KeyAt, x.Origin.CAAt = model.Source{}, model.Source{}, model.Source{}, model.Source{}
 		}
 	}
-	out = append(out, compare("node", was.Nodes, next.Nodes, func(n model.Node) string { return n.Name })...)
-	out = append(out, compare("function", was.Functions, next.Functions, func(f model.Function) string { return f.Name })...)
-	out = append(out, compare("chain", was.Chains, next.Chains, func(ch model.Chain) string { return ch.Name })...)
-	out = append(out, compare("clients", was.Clients, next.Clients, func(cl model.Clients) string { return cl.Name })...)
-	return append(out, compare("service", was.Services, next.Services, func(x model.Service) string { return x.Name })...), nil
+	out = append(out, compare("node", was.Nodes, next.Nodes, func(n *model.Node) string { return n.Name }, nil)...)
+	out = append(out, compare("function", was.Functions, next.Functions, func(f *model.Function) string { return f.Name }, nil)...)
+	out = append(out, compare("chain", was.Chains, next.Chains, func(ch *model.Chain) string { return ch.Name }, model.Chain.Equal)...)
+	out = append(out, compare("clients", was.Clients, next.Clients, func(cl *model.Clients) string { return cl.Name }, nil)...)
+	return append(out, compare("service", was.Services, next.Services, func(x *model.Service) string { return x.Name }, nil)...), nil
 }
 
-func compare[T any](kind string, was, next []T, name func(T) string) (out []*v1.Difference) {
-	before := map[string]T{}
-	for _, x := range was {
-		before[name(x)] = x
+// compare tells which of the next are new, differ or are gone. equal is nil for all that is in them.
+func compare[T any](kind string, was, next []T, name func(*T) string, equal func(T, T) bool) (out []*v1.Difference) {
+	before := make(map[string]*T, len(was))
+	for i := range was {
+		before[name(&was[i])] = &was[i]
 	}
-	for _, x := range next {
+	for i := range next {
+		x := &next[i]
 		have, ok := before[name(x)]
 		delete(before, name(x))
 		switch {
 		case !ok:
 			out = append(out, &v1.Difference{Kind: kind, Name: name(x), Change: "added"})
-		case !reflect.DeepEqual(have, x):
+		case equal != nil && !equal(*have, *x) || equal == nil && !reflect.DeepEqual(have, x):
 			out = append(out, &v1.Difference{Kind: kind, Name: name(x), Change: "changed"})
 		}
 	}
@@ -407,7 +410,11 @@ func (s admin) Get(ctx context.Context, _ *connect.Request[v1.GetRequest]) (*con
 }
 
 // Follow implements the service.
-func (s admin) Follow(ctx context.Context, _ *connect.Request[v1.FollowRequest], stream *connect.ServerStream[v1.FollowResponse]) error {
+func (s admin) Follow(ctx context.Context, r *connect.Request[v1.FollowRequest], stream *connect.ServerStream[v1.FollowResponse]) error {
+	describe := s.c.describe
+	if r.Msg.Progress {
+		describe = s.c.progress
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	changed, watched := make(chan struct{}, 1), make(chan error, 1)
 	go func() { watched <- s.c.watch(ctx, keyControl, func() { notify(changed) }) }()
@@ -421,7 +428,7 @@ func (s admin) Follow(ctx context.Context, _ *connect.Request[v1.FollowRequest],
 		}
 		_, sessions := s.c.connected()
 		replaced := s.c.authority.Load().replaced
-		state, err := s.c.describe(ctx)
+		state, err := describe(ctx)
 		if err != nil {
 			return failed(err)
 		}

@@ -258,7 +258,7 @@ func (c *Controller) trusted(ctx context.Context, name string, pins []string) er
 		if len(pins) > rootsMax {
 			return fmt.Errorf("node %s says that it trusts %d roots, which cannot be", name, len(pins))
 		}
-		v, err := readView(ctx, c.store)
+		v, err := c.view(ctx)
 		if err != nil || slices.Equal(v.trusts[name].Pins, pins) {
 			return err
 		}
@@ -286,7 +286,7 @@ func (c *Controller) renewal(a *authority, pins []string) *v1.PlansResponse {
 
 // RotateCA implements the service.
 func (s admin) RotateCA(ctx context.Context, _ *connect.Request[v1.RotateCARequest]) (*connect.Response[v1.RotateCAResponse], error) {
-	v, err := readView(ctx, s.c.store)
+	v, err := s.c.view(ctx)
 	if err != nil {
 		return nil, failed(err)
 	}

@@ -165,7 +165,10 @@ const (
 // hear notes what a node holds, if the records are of a backup.
 func (c *Controller) hear(ctx context.Context, name string, r *v1.PlansRequest) error {
 	for {
-		v, err := readView(ctx, c.store)
+		if v, err := c.viewOf(ctx, name); err != nil || v.state.Restored.IsZero() {
+			return err
+		}
+		v, err := c.view(ctx)
 		if err != nil || v.state.Restored.IsZero() {
 			return err
 		}
@@ -219,11 +222,16 @@ func (c *Controller) resume(ctx context.Context, v *view) (bool, time.Time, erro
 		if err != nil {
 			return false, time.Time{}, fmt.Errorf("go on from the backup: %w", err)
 		}
-		for _, n := range s.live() {
-			t.Delete = append(t.Delete, keyGeneration(n))
-		}
-		if s.Now, err = c.add(v, again, &t); err != nil {
+		before := s.live()
+		if s.Now, err = c.add(ctx, v, again, &t); err != nil {
 			return false, time.Time{}, err
+		}
+		for _, n := range before {
+			g, err := c.generation(ctx, v, n)
+			if err != nil {
+				return false, time.Time{}, err
+			}
+			g.unstore(n, []*generation{again}, &t)
 		}
 		s.Next, s.Old, s.Erasing, s.Late, s.Revoked = 0, nil, nil, nil, v.revoked()
 		for _, name := range v.revoked() {

@@ -39,7 +39,7 @@ const OldMax = 8
 // due without a record changing; zero: never.
 func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err error) {
 	c.watchful = false
-	v, err := readView(ctx, c.store)
+	v, err := c.view(ctx)
 	if err != nil {
 		return false, time.Time{}, err
 	}
@@ -277,7 +277,7 @@ func (c *Controller) prepare(ctx context.Context, v *view) error {
 		}
 	}
 	v.leave(waiting, s.Since)
-	if s.Next, err = c.add(v, next, &t); err != nil {
+	if s.Next, err = c.add(ctx, v, next, &t); err != nil {
 		return err
 	}
 	if _, err := c.plans(ctx, v, &t); err != nil {
@@ -478,7 +478,11 @@ func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, unsent 
 	if err != nil {
 		return err
 	}
-	t.Delete = append(t.Delete, keyGeneration(number))
+	others, err := c.others(ctx, v, number)
+	if err != nil {
+		return err
+	}
+	gone.unstore(number, others, t)
 	live := map[pathEpoch]bool{}
 	for _, n := range v.state.live() {
 		g, err := c.generation(ctx, v, n)
@@ -615,7 +619,7 @@ func (c *Controller) replace(ctx context.Context, v *view, out []string, t *stor
 			return err
 		}
 		paths = again.domain.Paths
-		if is.Now, err = c.add(v, again, t); err != nil {
+		if is.Now, err = c.add(ctx, v, again, t); err != nil {
 			return err
 		}
 	}
@@ -644,7 +648,7 @@ func (c *Controller) replace(ctx context.Context, v *view, out []string, t *stor
 			if err != nil {
 				return err
 			}
-			if is.Next, err = c.add(v, again, t); err != nil {
+			if is.Next, err = c.add(ctx, v, again, t); err != nil {
 				return err
 			}
 		}
@@ -656,8 +660,8 @@ func (c *Controller) replace(ctx context.Context, v *view, out []string, t *stor
 			return err
 		}
 		if gone := chainsOn(g.domain.Paths, out); len(gone) > 0 {
-			rest := &generation{g.generationRecord, g.domain.Drop(func(chain string) bool { return gone[chain] })}
-			if o.Generation, err = c.add(v, rest, t); err != nil {
+			rest := &generation{generationRecord: g.generationRecord, domain: g.domain.Drop(func(chain string) bool { return gone[chain] })}
+			if o.Generation, err = c.add(ctx, v, rest, t); err != nil {
 				return err
 			}
 		}
@@ -672,7 +676,7 @@ func (c *Controller) replace(ctx context.Context, v *view, out []string, t *stor
 // with fresh secrets for some chains. last are the paths that it goes on from, and more those
 // of another generation that is being made.
 func (c *Controller) compileAgain(ctx context.Context, v *view, g *generation, last []plan.Path, fresh map[string]bool, more ...plan.Path) (*generation, error) {
-	from := &generation{g.generationRecord, &plan.Domain{Paths: last}}
+	from := &generation{generationRecord: g.generationRecord, domain: &plan.Domain{Paths: last}}
 	w := wantedRecord{Serial: g.Serial, File: g.File, Deleted: g.Deleted, Rotate: g.Rotated}
 	d, err := c.domainOf(ctx, w)
 	if err != nil {
@@ -683,14 +687,16 @@ func (c *Controller) compileAgain(ctx context.Context, v *view, g *generation, l
 }
 
 // add puts a generation into the transaction, and returns its number.
-func (c *Controller) add(v *view, g *generation, t *store.Txn) (uint64, error) {
-	b, err := g.encode()
+func (c *Controller) add(ctx context.Context, v *view, g *generation, t *store.Txn) (uint64, error) {
+	others, err := c.others(ctx, v, 0)
 	if err != nil {
 		return 0, err
 	}
-	v.state.Generation++
-	n := v.state.Generation
-	t.Put[keyGeneration(n)] = b
+	n := v.state.Generation + 1
+	if err := g.store(n, others, t); err != nil {
+		return 0, err
+	}
+	v.state.Generation = n
 	v.made[n] = g
 	return n, nil
 }
@@ -857,7 +863,7 @@ func (c *Controller) domainOf(ctx context.Context, w wantedRecord) (model.Domain
 func (c *Controller) compileDomain(ctx context.Context, v *view, last *generation, w wantedRecord, d model.Domain, fresh map[string]bool, more ...plan.Path) (*generation, map[pathEpoch]bool, error) {
 	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(ch model.Chain) bool { return slices.Contains(w.Deleted, ch.Name) })
 	blocked := block(&d, v.revoked())
-	live := slices.Clone(more)
+	live, sids := slices.Clone(more), slices.Clone(more)
 	held := map[pathEpoch]bool{}
 	for _, n := range v.state.live() {
 		g, err := c.generation(ctx, v, n)
@@ -865,6 +871,9 @@ func (c *Controller) compileDomain(ctx context.Context, v *view, last *generatio
 			return nil, nil, err
 		}
 		live = append(live, g.domain.Paths...)
+		if g.domain != last.domain { // whose SIDs the keyring keeps anyway
+			sids = append(sids, g.domain.Paths...)
+		}
 		for _, p := range g.domain.Paths {
 			id := pathEpoch{p.Path, p.Epoch}
 			held[id] = held[id] || n != v.state.Next
@@ -880,14 +889,23 @@ func (c *Controller) compileDomain(ctx context.Context, v *view, last *generatio
 		}
 	}
 	keys := plan.NewKeyring(rand.Reader, last.domain.Paths)
-	keys.KeepSIDs(live...)
+	keys.KeepSIDs(sids...)
 	keys.Beyond(beyond...)
 	keys.Rotate(func(chain string) bool { return fresh[chain] || w.Rotate[chain] > last.Rotated[chain] })
-	out, err := plan.Compile(d, keys)
+	var was model.Domain
+	if last.from != nil {
+		was = *last.from
+	}
+	out, err := plan.CompileAfter(was, last.domain, d, keys)
 	if err != nil {
 		return nil, nil, err
 	}
-	g := &generation{domain: out.Without(func(chain string) bool { return blocked[chain] != "" })}
+	g := &generation{domain: out}
+	if len(blocked) == 0 {
+		g.from = &d
+	} else {
+		g.domain = out.Without(func(chain string) bool { return blocked[chain] != "" })
+	}
 	g.generationRecord = generationRecord{
 		Serial: w.Serial, File: w.File, Deleted: w.Deleted, Rotated: w.Rotate, Blocked: blocked, Drain: c.cfg.Drain + longestLifetime(d),
 	}
@@ -981,11 +999,8 @@ func longestLifetime(d model.Domain) (longest time.Duration) {
 	return longest
 }
 
-func parseAnew(f fileRecord) (manifest.Manifest, error) {
-	m, err := manifest.Parse(f.Name, f.Source)
-	if err != nil {
-		return m, err
-	}
+// putRules puts the rules into a domain's functions that came beside its file.
+func putRules(m *manifest.Manifest, f fileRecord) error {
 	for i := range m.Domain.Functions {
 		fn := &m.Domain.Functions[i]
 		if fn.Netfilter.RulesFile == "" {
@@ -993,12 +1008,12 @@ func parseAnew(f fileRecord) (manifest.Manifest, error) {
 		}
 		rules, ok := f.Rules[fn.Name]
 		if !ok {
-			return m, fmt.Errorf("%s: the rules-file %s of function %s did not come with it", f.Name, fn.Netfilter.RulesFile, fn.Name)
+			return fmt.Errorf("%s: the rules-file %s of function %s did not come with it", f.Name, fn.Netfilter.RulesFile, fn.Name)
 		}
 		if len(rules) > model.RulesMax {
-			return m, fmt.Errorf("%s: the rules of function %s have more than %d bytes", f.Name, fn.Name, model.RulesMax)
+			return fmt.Errorf("%s: the rules of function %s have more than %d bytes", f.Name, fn.Name, model.RulesMax)
 		}
 		fn.Netfilter.Rules, fn.Netfilter.RulesAt = rules, model.Source{File: fn.Netfilter.RulesFile, Line: 1, Column: 1}
 	}
-	return m, nil
+	return nil
 }

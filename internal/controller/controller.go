@@ -84,7 +84,8 @@ type Controller struct {
 		transport   *http.Transport
 	}
 
-	known knownPlans
+	known   knownPlans
+	decoded knownRecords
 
 	cache struct {
 		sync.Mutex

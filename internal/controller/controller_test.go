@@ -116,6 +116,26 @@ func TestARotationGoesByItsSteps(t *testing.T) {
 	if len(snap.Records) != 1 {
 		t.Errorf("%d generations are kept", len(snap.Records))
 	}
+	all, err := w.store.Snapshot(t.Context(), "")
+	w.must(err)
+	gone := 0
+	for name, a := range agents {
+		has := secretsOf(a.now())
+		for _, secret := range secretsOf(a.plans()[0]) {
+			if slices.ContainsFunc(has, func(b []byte) bool { return bytes.Equal(b, secret) }) {
+				continue
+			}
+			gone++
+			for key, r := range all.Records {
+				if bytes.Contains(r.Value, []byte(hex.EncodeToString(secret))) {
+					t.Errorf("a secret that %s held is still in %s", name, key)
+				}
+			}
+		}
+	}
+	if gone == 0 {
+		t.Error("no node lost a secret")
+	}
 }
 
 // secretsOf are all that a node's plan holds.

@@ -33,50 +33,76 @@ func (c cut) isNew(was model.Domain) bool {
 
 // cutOff are the chains of a domain that take packets of connections with nodes.
 func cutOff(d model.Domain, connections map[string]session) (out []cut) {
-	for _, ch := range d.Chains {
-		x := cut{chain: ch}
-		for _, name := range slices.Sorted(maps.Keys(connections)) {
-			s := connections[name]
-			if !s.local.IsValid() || !s.remote.IsValid() || !takes(ch, s) {
-				continue
-			}
-			if x.nodes = append(x.nodes, name); x.flow == "" {
-				x.flow = fmt.Sprintf("%s to %s", s.remote.Addr().Unmap(), s.local.Addr().Unmap())
-				if port := s.local.Port(); port != 0 {
-					x.flow += fmt.Sprintf(" port %d", port)
-				}
-			}
+	var flows []model.Match // two for each of names
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(connections)) {
+		if there, ok := connections[name].flow(); ok {
+			flows, names = append(flows, there, there.Reverse()), append(names, name)
 		}
-		if len(x.nodes) > 0 {
-			out = append(out, x)
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	var matches []model.Match
+	var chains []int // that they are of
+	for i, ch := range d.Chains {
+		for _, m := range matchesOf(ch) {
+			matches, chains = append(matches, m), append(chains, i)
 		}
+	}
+	taken := map[int]map[int]bool{} // by chain: which of names
+	model.EachOverlap(matches, flows, func(i, j int) bool {
+		if taken[chains[i]] == nil {
+			taken[chains[i]] = map[int]bool{}
+		}
+		taken[chains[i]][j/2] = true
+		return true
+	})
+	for _, i := range slices.Sorted(maps.Keys(taken)) {
+		x := cut{chain: d.Chains[i]}
+		for _, n := range slices.Sorted(maps.Keys(taken[i])) {
+			x.nodes = append(x.nodes, names[n])
+		}
+		s := connections[x.nodes[0]]
+		x.flow = fmt.Sprintf("%s to %s", s.remote.Addr().Unmap(), s.local.Addr().Unmap())
+		if port := s.local.Port(); port != 0 {
+			x.flow += fmt.Sprintf(" port %d", port)
+		}
+		out = append(out, x)
 	}
 	return out
 }
 
-// takes tells whether a chain, in either direction, matches packets of a connection, in either direction. The node's
-// port is another one at the next time.
-func takes(ch model.Chain, s session) bool {
+// matchesOf are a chain's, in both directions; none by mark: a connection's packets have no mark.
+func matchesOf(ch model.Chain) []model.Match {
+	switch {
+	case ch.Match.ByMark():
+		return nil
+	case ch.Both:
+		return []model.Match{ch.Match, ch.Match.Reverse()}
+	}
+	return []model.Match{ch.Match}
+}
+
+// flow matches the packets of a session to the controller. The node's port is another one at the next time. false: it is not known, or no
+// chain ever takes them.
+func (s session) flow() (there model.Match, ok bool) {
+	if !s.local.IsValid() || !s.remote.IsValid() {
+		return there, false
+	}
+	for _, a := range []netip.Addr{s.local.Addr().Unmap(), s.remote.Addr().Unmap()} {
+		if a.IsLoopback() || a.IsLinkLocalUnicast() {
+			return there, false
+		}
+	}
 	host := func(a netip.Addr) netip.Prefix {
 		a = a.Unmap().WithZone("")
 		return netip.PrefixFrom(a, a.BitLen())
 	}
 	const tcp = 6
-	there := model.Match{Priority: 1, Destination: host(s.local.Addr()), Source: host(s.remote.Addr()), Protocol: tcp, DSCP: 1} // code point 0
+	there = model.Match{Priority: 1, Destination: host(s.local.Addr()), Source: host(s.remote.Addr()), Protocol: tcp, DSCP: 1} // code point 0
 	if port := s.local.Port(); port != 0 {
 		there.DestinationPort = model.Ports{First: port, Last: port}
 	}
-	if ch.Match.ByMark() { // the connection's packets have none
-		return false
-	}
-	for _, a := range []netip.Addr{s.local.Addr().Unmap(), s.remote.Addr().Unmap()} {
-		if a.IsLoopback() || a.IsLinkLocalUnicast() { // no chain ever takes these
-			return false
-		}
-	}
-	matches := []model.Match{ch.Match}
-	if ch.Both {
-		matches = append(matches, ch.Match.Reverse())
-	}
-	return slices.ContainsFunc(matches, func(m model.Match) bool { return m.Overlaps(there) || m.Overlaps(there.Reverse()) })
+	return there, true
 }

@@ -37,14 +37,38 @@ const (
 
 // describe is how things are, for operators. It holds no secret.
 func (c *Controller) describe(ctx context.Context) (out *v1.State, err error) {
-	err = consistent(ctx, c.store, func(v *view) error {
+	err = c.consistent(ctx, func(v *view) error {
 		out, err = c.describeView(ctx, v)
 		return err
 	})
 	return out, err
 }
 
+// progress is describe without chains and epochs, of which there are many.
+func (c *Controller) progress(ctx context.Context) (out *v1.State, err error) {
+	err = c.consistent(ctx, func(v *view) error {
+		if out, err = c.describeNodes(ctx, v); err == nil {
+			c.journal.stamp(c.cfg.Now(), out)
+		}
+		return err
+	})
+	return out, err
+}
+
 func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, error) {
+	out, err := c.describeNodes(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.describeChains(ctx, v, out); err != nil {
+		return nil, err
+	}
+	c.journal.stamp(c.cfg.Now(), out)
+	return out, nil
+}
+
+// describeNodes is how far a change is, and how nodes are.
+func (c *Controller) describeNodes(ctx context.Context, v *view) (*v1.State, error) {
 	s := v.state
 	connected, _ := c.connected()
 	out := &v1.State{
@@ -88,10 +112,6 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 			}
 		}
 	}
-	next, err := c.generation(ctx, v, s.Next)
-	if err != nil {
-		return nil, err
-	}
 	names := map[string]bool{}
 	for name := range v.nodes {
 		names[name] = true
@@ -103,29 +123,39 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 		out.Nodes = append(out.Nodes, c.describeNode(v, name, connected[name]))
 	}
 
-	wait := func(name string, in step, since time.Time) *v1.WaitingState {
-		n := c.describeNode(v, name, connected[name])
-		w := &v1.WaitingState{Node: name, State: n.State, Reason: n.Reason, Since: timestamppb.New(since), Step: string(in)}
-		if n.State == nodeRefusing {
-			w.Since = n.Since
-		}
-		return w
-	}
 	for _, name := range out.WaitingFor {
-		out.Waiting = append(out.Waiting, wait(name, s.Step, s.Since))
+		out.Waiting = append(out.Waiting, c.waiting(v, name, s.Step, s.Since, connected[name]))
 	}
-	ofStep, behind := slices.Clone(out.Waiting), map[string]*v1.WaitingState{}
 	for _, name := range late {
-		behind[name] = wait(name, stepTurn, s.Late[name].Since)
 		if !slices.Contains(out.WaitingFor, name) {
 			out.WaitingFor = append(out.WaitingFor, name)
-			out.Waiting = append(out.Waiting, behind[name])
+			out.Waiting = append(out.Waiting, c.waiting(v, name, stepTurn, s.Late[name].Since, connected[name]))
 		}
+	}
+	return out, nil
+}
+
+// describeChains adds chains and epochs to what describeNodes says.
+func (c *Controller) describeChains(ctx context.Context, v *view, out *v1.State) error {
+	s := v.state
+	now, err := c.generation(ctx, v, s.Now)
+	if err != nil {
+		return err
+	}
+	next, err := c.generation(ctx, v, s.Next)
+	if err != nil {
+		return err
+	}
+	ofStep := slices.Clone(out.Waiting[:min(len(out.Waiting), len(v.waitingFor()))])
+	connected, _ := c.connected()
+	behind := map[string]*v1.WaitingState{}
+	for _, name := range v.late() {
+		behind[name] = c.waiting(v, name, stepTurn, s.Late[name].Since, connected[name])
 	}
 
 	lacking, err := c.lacking(ctx, v, now)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	seen := map[string]bool{}
 	for _, g := range []*generation{now, next} {
@@ -178,7 +208,7 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	for _, o := range s.Old {
 		g, err := c.generation(ctx, v, o.Generation)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		var until *timestamppb.Timestamp
 		if !o.Until.IsZero() {
@@ -193,8 +223,17 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 		}
 		epochs(g, epochDraining, until, from)
 	}
-	c.journal.stamp(c.cfg.Now(), out)
-	return out, nil
+	return nil
+}
+
+// waiting is a node that a step waits for.
+func (c *Controller) waiting(v *view, name string, in step, since time.Time, connected bool) *v1.WaitingState {
+	n := c.describeNode(v, name, connected)
+	w := &v1.WaitingState{Node: name, State: n.State, Reason: n.Reason, Since: timestamppb.New(since), Step: string(in)}
+	if n.State == nodeRefusing {
+		w.Since = n.Since
+	}
+	return w
 }
 
 // among are those of some nodes that a path passes.

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"crypto/sha256"
+	"maps"
 	"slices"
 	"sync"
 
@@ -119,7 +120,7 @@ func (k *knownPlans) clear() {
 }
 
 // parsed remembers the last domain files: a request is parsed when it comes, compared with the one before, and parsed
-// again when it is begun.
+// again when it is begun. Of another file, what differs is read.
 var parsed struct {
 	sync.Mutex
 	files []parsedFile // the one that was met last first
@@ -129,31 +130,43 @@ const parsedMax = 2
 
 type parsedFile struct {
 	digest [sha256.Size]byte // of its record
+	name   string
+	rules  map[string]string
 	m      manifest.Manifest
+	read   *manifest.Parsed
 }
 
-// parse checks a file, and puts the rules into it that the operator's side has read. The result's lists are the caller's; what they hold
-// is not.
+// parse checks a file, and puts the rules into it that the operator's side has read. The list of chains is the caller's; what is in it, and all
+// others, nobody may write to.
 func parse(f fileRecord) (manifest.Manifest, error) {
 	sum := sha256.Sum256(encode(f))
 	parsed.Lock()
 	defer parsed.Unlock()
 	for _, p := range parsed.files {
 		if p.digest == sum {
-			return ownLists(p.m), nil
+			return ownChains(p.m), nil
 		}
 	}
-	m, err := parseAnew(f)
-	if err != nil {
-		return m, err
+	p := parsedFile{digest: sum, name: f.Name, rules: f.Rules}
+	var last parsedFile
+	if i := slices.IndexFunc(parsed.files, func(p parsedFile) bool { return p.name == f.Name && maps.Equal(p.rules, f.Rules) }); i >= 0 {
+		last = parsed.files[i]
 	}
-	parsed.files = slices.Insert(parsed.files[:min(len(parsed.files), parsedMax-1)], 0, parsedFile{sum, m})
-	return ownLists(m), nil
+	var err error
+	var again bool
+	if p.m, p.read, again, err = manifest.ParseAfter(last.read, f.Name, f.Source); err != nil {
+		return p.m, err
+	}
+	if again { // the lines of all but the chains are the same
+		p.m.Domain.Nodes, p.m.Domain.Functions = last.m.Domain.Nodes, last.m.Domain.Functions
+	} else if err := putRules(&p.m, f); err != nil {
+		return p.m, err
+	}
+	parsed.files = slices.Insert(parsed.files[:min(len(parsed.files), parsedMax-1)], 0, p)
+	return ownChains(p.m), nil
 }
 
-func ownLists(m manifest.Manifest) manifest.Manifest {
-	d := &m.Domain
-	d.Nodes, d.Functions, d.Chains = slices.Clone(d.Nodes), slices.Clone(d.Functions), slices.Clone(d.Chains)
-	d.Clients, d.Services = slices.Clone(d.Clients), slices.Clone(d.Services)
+func ownChains(m manifest.Manifest) manifest.Manifest {
+	m.Domain.Chains = slices.Clone(m.Domain.Chains)
 	return m
 }

@@ -60,7 +60,7 @@ func (c *Controller) gauges(ctx context.Context) (*metrics.Set, error) {
 		return s, nil
 	}
 	s.Set(metricLeads, 1)
-	v, err := readView(ctx, c.store)
+	v, err := c.view(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -114,7 +114,7 @@ func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*co
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	v, err := readView(ctx, s.c.store)
+	v, err := s.c.view(ctx)
 	if err != nil {
 		return nil, failed(err)
 	}
@@ -299,7 +299,7 @@ func lacking(content []byte, knows []string) ([]string, error) {
 // planOf is what a node shall hold; revision 0: nothing yet.
 func (c *Controller) planOf(ctx context.Context, name string) (p planRecord, content []byte, err error) {
 	for {
-		v, err := readView(ctx, c.store)
+		v, err := c.viewOf(ctx, name)
 		if err != nil {
 			return p, nil, err
 		}
@@ -327,7 +327,7 @@ func (s node) Acknowledge(ctx context.Context, r *connect.Request[v1.Acknowledge
 	if err != nil {
 		return nil, err
 	}
-	v, err := readView(ctx, s.c.store)
+	v, err := s.c.viewOf(ctx, name)
 	if err != nil {
 		return nil, failed(err)
 	}

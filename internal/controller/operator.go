@@ -116,7 +116,7 @@ func (s admin) RemoveOperator(ctx context.Context, r *connect.Request[v1.RemoveO
 
 // Operators implements the service.
 func (s admin) Operators(ctx context.Context, _ *connect.Request[v1.OperatorsRequest]) (*connect.Response[v1.OperatorsResponse], error) {
-	v, err := readView(ctx, s.c.store)
+	v, err := s.c.view(ctx)
 	if err != nil {
 		return nil, failed(err)
 	}

@@ -8,8 +8,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/store"
 )
@@ -26,6 +28,7 @@ const (
 	keyOperators   = "control/operator/" // NAME
 	keyFiles       = "file/"             // serial
 	keyGenerations = "generation/"       // number
+	keyParts       = "part/"             // number/part of a generation
 	keyPlans       = "plan/"             // node
 	keyRestoring   = "restoring"         // while a restore is not through
 )
@@ -86,7 +89,7 @@ type fileRecord struct {
 
 // recordsVersion grows with each change of the records that a program without it would undo: it writes back
 // only the fields that it knows.
-const recordsVersion = 2
+const recordsVersion = 3
 
 // errLater means that the records are of a later program. It does not lead over them, nor answer calls.
 var errLater = errors.New("the records are of a later version")
@@ -175,14 +178,19 @@ type generationRecord struct {
 	Rotated map[string]uint64 `json:"rotated,omitempty"`
 	Blocked map[string]string `json:"blocked,omitempty"` // by chain: why
 	Drain   time.Duration     `json:"drain"`             // how long its packets may be under way
-	Paths   json.RawMessage   `json:"paths"`
-	Nodes   []json.RawMessage `json:"nodes"`
+	Parts   []partRef         `json:"parts,omitempty"`
+	// Of a program before version 3 of the records, which has no parts:
+	Paths json.RawMessage   `json:"paths,omitempty"`
+	Nodes []json.RawMessage `json:"nodes,omitempty"`
 }
 
 // generation is one as it is worked with.
 type generation struct {
 	generationRecord
 	domain *plan.Domain
+	parts  []*part // none: it was read from a record without parts
+	// from is what the domain was compiled from, if no chain is blocked; nil: it was compiled by another process, or before a restart.
+	from *model.Domain
 }
 
 // nodeRecord is who a node is.
@@ -257,6 +265,25 @@ func (v *view) at(key string) store.Condition {
 }
 
 func readView(ctx context.Context, s store.Store) (*view, error) {
+	return new(knownRecords).view(ctx, s)
+}
+
+// view is readView, which decodes only what has changed since the last time.
+func (c *Controller) view(ctx context.Context) (*view, error) { return c.decoded.view(ctx, c.store) }
+
+// knownRecords remembers the records of nodes as they were decoded: there are three or more of each node, and most are as before. Nobody writes to
+// what they hold.
+type knownRecords struct {
+	mu sync.Mutex
+	of map[string]knownRecord // by key
+}
+
+type knownRecord struct {
+	revision uint64
+	record   any // nodeRecord, planRecord or ackRecord
+}
+
+func (k *knownRecords) view(ctx context.Context, s store.Store) (*view, error) {
 	snap, err := s.Snapshot(ctx, keyControl)
 	if err != nil {
 		return nil, err
@@ -281,7 +308,88 @@ func readView(ctx context.Context, s store.Store) (*view, error) {
 			return nil, err
 		}
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	of := make(map[string]knownRecord, len(snap.Records))
 	for key, r := range snap.Records {
+		if have, ok := k.of[key]; ok && have.revision == r.Revision && r.Revision != 0 {
+			v.put(key, have.record)
+			of[key] = have
+			continue
+		}
+		if err := v.read(key, r.Value); err != nil {
+			return nil, fmt.Errorf("the record %s is damaged: %w", key, err)
+		}
+		if record := v.take(key); record != nil {
+			of[key] = knownRecord{r.Revision, record}
+		}
+	}
+	k.of = of
+	return v, nil
+}
+
+// nodeKey is the node and the part that a record of one is of.
+func nodeKey(key string) (name, part string) {
+	name, part, _ = strings.Cut(strings.TrimPrefix(key, keyNodes), "/")
+	return name, part
+}
+
+// take is a record that was read and may be remembered; nil: it may not.
+func (v *view) take(key string) any {
+	if !strings.HasPrefix(key, keyNodes) {
+		return nil
+	}
+	switch name, part := nodeKey(key); part {
+	case partID:
+		return v.nodes[name]
+	case partPlan:
+		return v.plans[name]
+	case partAck:
+		return v.acks[name]
+	}
+	return nil
+}
+
+// put is read of what was taken.
+func (v *view) put(key string, record any) {
+	name, _ := nodeKey(key)
+	switch r := record.(type) {
+	case nodeRecord:
+		v.nodes[name] = r
+	case planRecord:
+		v.plans[name] = r
+	case ackRecord:
+		v.acks[name] = r
+	}
+}
+
+// viewOf is the view with one node alone, and of the state only whether it is of a backup. That is read first, and once nodes have
+// been heard it does not become so again.
+func (c *Controller) viewOf(ctx context.Context, name string) (*view, error) {
+	v := &view{nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, held: map[string]heldRecord{}, trusts: map[string]rootsRecord{}, written: map[string]uint64{}}
+	state, err := c.store.Snapshot(ctx, keyState)
+	if err != nil {
+		return nil, err
+	}
+	if r, ok := state.Records[keyState]; ok {
+		var s struct {
+			Version  int       `json:"version"`
+			Restored time.Time `json:"restored"`
+		}
+		if err := json.Unmarshal(r.Value, &s); err != nil {
+			return nil, fmt.Errorf("the record %s is damaged: %w", keyState, err)
+		}
+		v.state.Version, v.state.Restored = s.Version, s.Restored
+		if err := v.state.checkVersion(); err != nil {
+			return nil, err
+		}
+	}
+	snap, err := c.store.Snapshot(ctx, keyNode(name, ""))
+	if err != nil {
+		return nil, err
+	}
+	for key, r := range snap.Records {
+		v.written[key] = r.Revision
 		if err := v.read(key, r.Value); err != nil {
 			return nil, fmt.Errorf("the record %s is damaged: %w", key, err)
 		}
@@ -300,7 +408,7 @@ func (v *view) read(key string, value []byte) error {
 	case strings.HasPrefix(key, keyOperators):
 		return into(v.operators, strings.TrimPrefix(key, keyOperators), value)
 	}
-	name, part, _ := strings.Cut(strings.TrimPrefix(key, keyNodes), "/")
+	name, part := nodeKey(key)
 	switch part {
 	case partID:
 		return into(v.nodes, name, value)
@@ -407,23 +515,30 @@ func (c *Controller) generation(ctx context.Context, v *view, n uint64) (*genera
 	if g, ok := c.cache.generations[n]; ok {
 		return g, nil
 	}
-	var r generationRecord
-	if err := c.record(ctx, keyGeneration(n), &r); err != nil {
+	g := &generation{domain: &plan.Domain{}}
+	if err := c.record(ctx, keyGeneration(n), &g.generationRecord); err != nil {
 		return nil, err
 	}
-	g := &generation{generationRecord: r, domain: &plan.Domain{}}
-	var err error
-	if g.domain.Paths, err = plan.DecodePaths(r.Paths); err != nil {
+	if err := c.readParts(ctx, g); err != nil {
 		return nil, fmt.Errorf("generation %d: %w", n, err)
 	}
-	for _, b := range r.Nodes {
+	if g.Paths != nil {
+		var err error
+		if g.domain.Paths, err = plan.DecodePaths(g.Paths); err != nil {
+			return nil, fmt.Errorf("generation %d: %w", n, err)
+		}
+	}
+	for _, b := range g.Nodes {
 		x, err := plan.DecodeNode(b)
 		if err != nil {
 			return nil, fmt.Errorf("generation %d: %w", n, err)
 		}
 		g.domain.Nodes = append(g.domain.Nodes, x)
+	}
+	for _, x := range g.domain.Nodes {
 		g.domain.Block = x.Block
 	}
+	g.Paths, g.Nodes = nil, nil
 	if c.leads() != nil { // else nobody would forget it
 		c.cache.generations[n] = g
 	}
@@ -437,33 +552,16 @@ func (c *Controller) forget(live ...uint64) {
 	maps.DeleteFunc(c.cache.generations, func(n uint64, _ *generation) bool { return !slices.Contains(live, n) })
 }
 
-func (g *generation) encode() ([]byte, error) {
-	r := g.generationRecord
-	var err error
-	if r.Paths, err = plan.EncodePaths(g.domain.Paths); err != nil {
-		return nil, err
-	}
-	r.Nodes = nil
-	for _, n := range g.domain.Nodes {
-		b, err := plan.EncodeNode(n)
-		if err != nil {
-			return nil, err
-		}
-		r.Nodes = append(r.Nodes, b)
-	}
-	return json.Marshal(r)
-}
-
 // errGone means that a record is not there which another one names: it may have been erased
 // since that was read.
 var errGone = errors.New("it is gone")
 
 // consistent calls f with the control records, again if they have changed when f finds one of
 // the others gone.
-func consistent(ctx context.Context, s store.Store, f func(v *view) error) error {
+func (c *Controller) consistent(ctx context.Context, f func(v *view) error) error {
 	last := uint64(0)
 	for {
-		v, err := readView(ctx, s)
+		v, err := c.view(ctx)
 		if err != nil {
 			return failed(err)
 		}

@@ -228,7 +228,7 @@ func readRefusal(node string, b []byte) (e event.Event, err error) {
 // livePaths are the paths of all generations that nodes hold, with their secrets: those in force first, then the
 // latest.
 func (c *Controller) livePaths(ctx context.Context) (out [][]plan.Path, err error) {
-	err = consistent(ctx, c.store, func(v *view) error {
+	err = c.consistent(ctx, func(v *view) error {
 		out = nil
 		numbers := v.state.live()
 		slices.Reverse(numbers)

@@ -951,6 +951,7 @@ func (x *GetResponse) GetState() *State {
 
 type FollowRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Progress      bool                   `protobuf:"varint,1,opt,name=progress,proto3" json:"progress,omitempty"` // leave chains and epochs out: how far the change is, and nodes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -983,6 +984,13 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
 	return file_waystamp_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *FollowRequest) GetProgress() bool {
+	if x != nil {
+		return x.Progress
+	}
+	return false
 }
 
 type FollowResponse struct {
@@ -4211,8 +4219,9 @@ const file_waystamp_proto_rawDesc = "" +
 	"\n" +
 	"GetRequest\"7\n" +
 	"\vGetResponse\x12(\n" +
-	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\x0f\n" +
-	"\rFollowRequest\":\n" +
+	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"+\n" +
+	"\rFollowRequest\x12\x1a\n" +
+	"\bprogress\x18\x01 \x01(\bR\bprogress\":\n" +
 	"\x0eFollowResponse\x12(\n" +
 	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\xb6\x04\n" +
 	"\x05State\x12#\n" +
