@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Packets that take a path over labels as they leave: the node's own, and those that
  * somebody on it has marked. core_out_tc.bpf.c hands them over; a super-packet comes once
- * more, in frames out of the segmenter, from edge_tc.bpf.c. The sources of
- * core_out_tc.bpf.c's headend, compiled for another outer header.
+ * more, in frames out of the segmenter, from edge_tc.bpf.c. And packets from functions in
+ * the node's own kernel whose kept header is one of labels, from the programs of both
+ * egresses. The sources of those programs, compiled for another outer header.
  */
 #define WS_MPLS
 #include "lib/hook.h"
+#include "lib/detour/back_labels_tc.h"
+#include "lib/detour/local_out_tc.h"
 #include "lib/encap/labels_tc.h"
 #include "lib/skb/pull.h"
 #include "lib/skb/segmenter.h"
@@ -15,8 +18,24 @@
 #include "lib/wire/net.h"
 #include "lib/wire/tuple.h"
 
-SEC("tc")
-int ws_mpls_out_tc(struct __sk_buff *skb)
+/* A packet from a function in the node's own kernel. core: it leaves inside the domain. */
+static __always_inline int back_labels(struct __sk_buff *skb, bool core)
+{
+	struct back back = {};
+	const struct ws_proxy *p;
+	__u32 proxy;
+	reason_t r = labels_restore(skb, &back, &proxy);
+
+	p = proxy_find(proxy);
+	if (!r && !p)
+		r = REASON(PROXY_MISSING_BUG);
+	if (r)
+		return ws_refuse(skb, r, back.err);
+	return restored_out(skb, p, back.exit, core);
+}
+
+/* A packet takes a path. */
+static __always_inline int leave_labels(struct __sk_buff *skb)
 {
 	__u32 index = skb->cb[1];
 	const struct eth_hdr *eth;
@@ -38,6 +57,18 @@ int ws_mpls_out_tc(struct __sk_buff *skb)
 	if (!eth || !eth_is_ip(eth) || !ip_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	return headend_tc(skb, c, &in, skb->len - sizeof(*eth), index, true);
+}
+
+SEC("tc")
+int ws_mpls_out_tc(struct __sk_buff *skb)
+{
+	switch (skb->cb[0]) {
+	case LABELS_BACK_CORE:
+		return back_labels(skb, true);
+	case LABELS_BACK_EDGE:
+		return back_labels(skb, false);
+	}
+	return leave_labels(skb);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

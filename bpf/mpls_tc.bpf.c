@@ -6,9 +6,7 @@
  */
 #define WS_MPLS
 #include "lib/hook.h"
-#include "lib/detour/cache.h"
-#include "lib/detour/detour.h"
-#include "lib/detour/out_tc.h"
+#include "lib/detour/back_labels_tc.h"
 #include "lib/encap/labels_tc.h"
 #include "lib/node/boundary.h"
 #include "lib/sr/endpoint_tc.h"
@@ -55,41 +53,15 @@ static __always_inline int enter_labels(struct __sk_buff *skb)
 	return headend_tc(skb, c, &in, ip_len(&in), index, false);
 }
 
-/* A packet comes back from a function, with the labels that were kept.
- * A function of its own, to bound the stack. back is never NULL.
- */
-__noinline int ws_labels_restore(struct __sk_buff *skb, __u32 entry,
-				 struct back *back)
-{
-	struct ws_cached *c = cache_entry(entry);
-	const struct ws_proxy *p;
-	__u64 now, expires;
-	long err = 0;
-
-	if (!c || !back)
-		return 0;
-	now = bpf_ktime_get_coarse_ns();
-	expires = c->expires;
-	p = proxy_find(c->proxy);
-	back->found = true;
-	back->bad = skb->gso_size ? REASON(LABEL_TRAIN) :
-				    restore(skb, c, &back->exit, &err);
-	back->err = err;
-	cache_give(entry, TAG_FREE);
-	if (!back->bad && p)
-		proxy_waited(p, now, expires);
-	return 0;
-}
-
+/* A packet comes back from a function. */
 static __always_inline int back_labels(struct __sk_buff *skb)
 {
 	struct back back = {};
+	__u32 proxy;
+	reason_t r = labels_restore(skb, &back, &proxy);
 
-	ws_labels_restore(skb, skb->cb[1], &back);
-	if (!back.found)
-		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
-	if (back.bad)
-		return ws_refuse(skb, back.bad, back.err);
+	if (r)
+		return ws_refuse(skb, r, back.err);
 	return restored_next(skb, back.exit);
 }
 
@@ -100,6 +72,7 @@ int ws_mpls_tc(struct __sk_buff *skb)
 	case LABELS_ENTER:
 		return enter_labels(skb);
 	case LABELS_BACK:
+	case LABELS_BACK_SLOT:
 		return back_labels(skb);
 	}
 	return arrive(skb);

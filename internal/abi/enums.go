@@ -7,51 +7,52 @@ package abi
 type File uint8
 
 const (
-	FileNone             File = 0
-	FileCoreOutTC        File = 1
-	FileCoreTC           File = 2
-	FileEdgeOutTC        File = 3
-	FileEdgeTC           File = 4
-	FileFunctionTC       File = 5
-	FileDetourBackTC     File = 6
-	FileDetourBackXDP    File = 7
-	FileDetourInTC       File = 8
-	FileDetourInXDP      File = 9
-	FileDetourLocalOutTC File = 10
-	FileDetourOutTC      File = 11
-	FileNodeBoundary     File = 12
-	FileOutForwardTC     File = 13
-	FileProofReplay      File = 14
-	FileProofRND         File = 15
-	FileProofVerify      File = 16
-	FileSkbSegmenter     File = 17
-	FileSkbVLAN          File = 18
-	FileSrDT46TC         File = 19
-	FileSrDT46XDP        File = 20
-	FileSrEdgeTC         File = 21
-	FileSrEndpoint       File = 22
-	FileSrEndpointTC     File = 23
-	FileEncapExtTC       File = 24
-	FileSrGuardTC        File = 25
-	FileSrHeadend        File = 26
-	FileSrHeadendOutTC   File = 27
-	FileSrHeadendTC      File = 28
-	FileSrHeadendXDP     File = 29
-	FileSrLeaveTC        File = 30
-	FileEncapSRH         File = 31
-	FileEncapTLVTC       File = 32
-	FileEncapSRv6        File = 33
-	FileEncapSRv6TC      File = 34
-	FileOriginateTC      File = 35
-	FileSrEnterTC        File = 36
-	FileStreamTC         File = 37
-	FileStreamInTC       File = 38
-	FileMPLSTC           File = 39
-	FileEncapMPLS        File = 40
-	FileEncapLabelsTC    File = 41
-	FileGatewayTC        File = 42
-	FileStreamConnTC     File = 43
-	FileMPLSOutTC        File = 44
+	FileNone               File = 0
+	FileCoreOutTC          File = 1
+	FileCoreTC             File = 2
+	FileEdgeOutTC          File = 3
+	FileEdgeTC             File = 4
+	FileFunctionTC         File = 5
+	FileDetourBackTC       File = 6
+	FileDetourBackXDP      File = 7
+	FileDetourInTC         File = 8
+	FileDetourInXDP        File = 9
+	FileDetourLocalOutTC   File = 10
+	FileDetourOutTC        File = 11
+	FileNodeBoundary       File = 12
+	FileOutForwardTC       File = 13
+	FileProofReplay        File = 14
+	FileProofRND           File = 15
+	FileProofVerify        File = 16
+	FileSkbSegmenter       File = 17
+	FileSkbVLAN            File = 18
+	FileSrDT46TC           File = 19
+	FileSrDT46XDP          File = 20
+	FileSrEdgeTC           File = 21
+	FileSrEndpoint         File = 22
+	FileSrEndpointTC       File = 23
+	FileEncapExtTC         File = 24
+	FileSrGuardTC          File = 25
+	FileSrHeadend          File = 26
+	FileSrHeadendOutTC     File = 27
+	FileSrHeadendTC        File = 28
+	FileSrHeadendXDP       File = 29
+	FileSrLeaveTC          File = 30
+	FileEncapSRH           File = 31
+	FileEncapTLVTC         File = 32
+	FileEncapSRv6          File = 33
+	FileEncapSRv6TC        File = 34
+	FileOriginateTC        File = 35
+	FileSrEnterTC          File = 36
+	FileStreamTC           File = 37
+	FileStreamInTC         File = 38
+	FileMPLSTC             File = 39
+	FileEncapMPLS          File = 40
+	FileEncapLabelsTC      File = 41
+	FileGatewayTC          File = 42
+	FileStreamConnTC       File = 43
+	FileMPLSOutTC          File = 44
+	FileDetourBackLabelsTC File = 45
 )
 
 var fileNames = [...]string{
@@ -100,6 +101,7 @@ var fileNames = [...]string{
 	"gateway_tc.bpf.c",
 	"stream/conn_tc.h",
 	"mpls_out_tc.bpf.c",
+	"detour/back_labels_tc.h",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that

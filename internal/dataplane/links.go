@@ -219,7 +219,7 @@ func programsOf(n plan.Node, bs []binding) []string {
 	if n.MPLS != nil {
 		need[object.MPLSTC] = true
 	}
-	if tables.HasOwnOverLabels(n) {
+	if tables.LeavesOverLabels(n) {
 		need[object.MPLSOutTC] = true
 	}
 	for _, p := range n.Proxies {

@@ -17,20 +17,40 @@ import (
 	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
+// detour is a way to and from a function.
+type detour struct {
+	function model.Function
+	sent     uint32 // the verdict for a packet to the function
+	back, at string // the program that finds the kept header of a packet that comes back, and where
+}
+
+var detours = map[string]detour{
+	"by content": {model.Function{Kind: model.KindUnaware, Proxy: model.Proxy{
+		To: "to", From: "from", Segments: model.SegmentsCut, Cache: 100, Lifetime: time.Minute,
+	}}, verdictRedirect, object.FunctionTC, "from"},
+	"by metadata": {model.Function{Kind: model.KindUnaware, Proxy: model.Proxy{
+		To: "to", From: "from", Recognise: model.RecogniseMetadata, Segments: model.SegmentsKeep, Cache: 100, Lifetime: time.Minute,
+	}}, verdictRedirect, object.FunctionTC, "from"},
+	"in the node's kernel": {model.Function{Kind: model.KindUnaware, Proxy: model.Proxy{
+		Local: true, Recognise: model.RecogniseMetadata, Segments: model.SegmentsKeep, Cache: 100, Lifetime: time.Minute,
+	}}, verdictUnspec, object.CoreOutTC, "side"},
+}
+
 // A function that knows nothing of labels gets a packet without them, and the packet gets its own
 // back from there, advanced and stamped.
 func TestAFunctionGetsPacketsWithoutTheirLabels(t *testing.T) {
 	for _, scheme := range []model.Scheme{model.SchemeKeyed, model.SchemeKeyedFlow} {
-		t.Run(scheme.String(), func(t *testing.T) { functionGetsPacketsWithoutLabels(t, scheme) })
+		for name, way := range detours {
+			t.Run(scheme.String()+", "+name, func(t *testing.T) { functionGetsPacketsWithoutLabels(t, scheme, way) })
+		}
 	}
 }
 
-func functionGetsPacketsWithoutLabels(t *testing.T, scheme model.Scheme) {
+func functionGetsPacketsWithoutLabels(t *testing.T, scheme model.Scheme, way detour) {
 	d := labelDomain(scheme, 6)
 	d.Nodes[1].Interfaces = []model.Interface{{Name: "in", Role: model.RoleCore}, {Name: "side", Role: model.RoleCore}}
-	d.Functions[0] = model.Function{Name: "fw", Node: "r2", Kind: model.KindUnaware, Proxy: model.Proxy{
-		To: "to", From: "from", Segments: model.SegmentsCut, Cache: 100, Lifetime: time.Minute,
-	}}
+	way.function.Name, way.function.Node = "fw", "r2"
+	d.Functions[0] = way.function
 	out, err := plan.Compile(d, plan.NewKeyring(rand.NewChaCha8([32]byte{7}), nil))
 	if err != nil {
 		t.Fatal(err)
@@ -51,10 +71,20 @@ func functionGetsPacketsWithoutLabels(t *testing.T, scheme model.Scheme) {
 			p := l.onLabelsOf(chain, 1, number)
 			p.Stack = change(p.Stack)
 			verdict, b, err := r.run(object.CoreTC, "in", p.Append(nil), 0)
-			if err != nil || verdict != verdictRedirect || !slices.Equal(b[srv6.EthernetLen:], p.Payload) || !slices.Equal(b[12:14], etherType(chain == "legacy")) {
+			if err != nil || verdict != way.sent || !slices.Equal(b[srv6.EthernetLen:], p.Payload) || !slices.Equal(b[12:14], etherType(chain == "legacy")) {
 				t.Fatalf("%s: to the function: verdict %d, %v, refusals %v\n%x, want\n%x", chain, verdict, err, r.refusals(), b, p.Payload)
 			}
-			if verdict, b, err = r.run(object.FunctionTC, "from", b, 0); err != nil || verdict != verdictRedirect {
+			program := r.d.program(way.back)
+			if way.function.Proxy.Recognise == model.RecogniseMetadata {
+				_, kept := r.keptSlot()
+				program = setsIndex(t, program, uint32(kept.Fingerprint))
+			}
+			// From the kernel it goes on by the interface by which it leaves already, where the way is remembered.
+			goes := []uint32{verdictRedirect}
+			if way.function.Proxy.Local {
+				goes = append(goes, verdictUnspec)
+			}
+			if verdict, b, err = r.runOf(program, way.at, b, 0); err != nil || !slices.Contains(goes, verdict) {
 				t.Fatalf("%s: back: verdict %d, %v, refusals %v", chain, verdict, err, r.refusals())
 			}
 			got, err := mpls.ParseFrame(b, func(label uint32) bool { return label-testServices < 1<<16 })
@@ -69,7 +99,7 @@ func functionGetsPacketsWithoutLabels(t *testing.T, scheme model.Scheme) {
 				t.Errorf("%s: back its stack is %v, want %v", chain, got.Stack, want.Stack)
 			}
 			before := r.refusals()[abi.ReasonNotCached]
-			if verdict, _, err = r.run(object.FunctionTC, "from", ether(p.Payload), 0); err != nil || verdict != verdictShot || r.refusals()[abi.ReasonNotCached] != before+1 {
+			if verdict, _, err = r.runOf(program, way.at, ether(p.Payload), 0); err != nil || verdict != verdictShot || r.refusals()[abi.ReasonNotCached] != before+1 {
 				t.Errorf("%s: back once more: verdict %d, %v, refusals %v; want NOT_CACHED", chain, verdict, err, r.refusals())
 			}
 		}

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
@@ -153,5 +155,61 @@ func TestTheIndexOfASuperPacketNamesItsHeadend(t *testing.T) {
 	}
 	if _, m := come(true, 4711, inner); !slices.Equal(m.dropped, []string{reasonName(abi.ReasonHeadendMissingBug)}) {
 		t.Errorf("an index of nobody: refused for %v", m.dropped)
+	}
+}
+
+// A super-packet from a function takes the headend that its connection has chosen: it goes into the
+// segmenter with one hop less, and its frames lose none.
+func TestSuperPacketsOfFunctionsAreCutBeforeTheyGetLabels(t *testing.T) {
+	t.Parallel()
+	l := newLabelRun(t, model.SchemeKeyed, 4, leavingLabels)
+	r := l.rigs["r1"]
+	mac := [6]byte{2, 0, 0, 0, 0, 0x77}
+	r.must(r.g.setNode(abi.Node{Armed: 1, CutEnterIfindex: r.ports[portOut], CutEnterDmac: mac}))
+	// As function_tc's followers hand a packet over; LABELS_ENTER.
+	enters := func(port abi.Port, b []byte, gso uint32) (o outcome, m moved) {
+		t.Helper()
+		at := r.ports[portCore]
+		r.must(r.put(tables.MapPorts, &at, &port))
+		p := calling(t, r.program(object.MPLSTC), asm.Instructions{
+			asm.Mov.Imm(asm.R2, 1),
+			asm.StoreMem(asm.R1, 48, asm.R2, asm.Word), // skb->cb[0]
+			asm.Mov.Imm(asm.R2, 0),
+			asm.StoreMem(asm.R1, 52, asm.R2, asm.Word), // skb->cb[1]
+		})
+		ctx := skb{Ifindex: at, IngressIfindex: at, GSOSize: gso}
+		if gso > 0 {
+			ctx.GSOSegs = 3
+		}
+		r.must(r.in(func() (err error) {
+			if o, err = r.run(p, ebpf.RunOptions{Data: arriving(b), Context: ctx}); err != nil {
+				return err
+			}
+			m, err = r.counted()
+			return err
+		}))
+		return o, m
+	}
+	if h := l.node("r1").Headends[0]; h.Chain != "web" {
+		t.Fatalf("headend 0 is of %s", h.Chain)
+	}
+	tcp := slices.Concat([]byte{4, 1, 1, 187, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0, 64, 0, 0, 0, 0}, make([]byte, 3000))
+	whole := sentBy("2001:db8:1::1", "2001:db8:8::9", 6, tcp...)
+	from := abi.Port{Proxy: 1}
+	before := r.spending()
+	o, m := enters(from, ether(whole), 1200)
+	if want := slices.Concat(mac[:], arriving(ether(whole))[6:14], hopsLess(t, whole, 1)); o.verdict != tcRedirect || !slices.Equal(o.b, want) || len(m.dropped)+len(m.stats) > 0 {
+		t.Errorf("verdict %d, refused for %v, counted %v, frame\n%s\nwant it in the segmenter with a hop less", int32(o.verdict), m.dropped, m.stats, layers(o.b))
+	}
+	if !cmp.Equal(r.spending(), before, cmp.AllowUnexported(spending{})) {
+		t.Error("it has taken a number")
+	}
+	if o, _ = enters(abi.Port{Edge: 1}, ether(whole), 1200); o.b[srv6.EthernetLen+7] != whole[7] {
+		t.Error("from an edge: it has lost a hop, and its frames lose another")
+	}
+	inner, _ := testInner("web")
+	o, m = enters(from, ether(inner), 0)
+	if p := l.sent("r1", o, m); !slices.Equal(p.Payload, hopsLess(t, inner, 1)) {
+		t.Errorf("one frame: payload\n%x, want it with a hop less", p.Payload)
 	}
 }

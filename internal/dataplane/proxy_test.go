@@ -111,6 +111,10 @@ func newProxyRun(t *testing.T, n plan.Node) *proxyRun {
 
 // run gives a frame that arrives at an interface to a program.
 func (r *proxyRun) run(program, at string, frame []byte, gsoSize int) (verdict uint32, out []byte, err error) {
+	return r.runOf(r.d.program(program), at, frame, gsoSize)
+}
+
+func (r *proxyRun) runOf(program *ebpf.Program, at string, frame []byte, gsoSize int) (verdict uint32, out []byte, err error) {
 	frame = slices.Clone(frame)
 	mac := r.macs[at]
 	copy(frame, mac[:])
@@ -121,7 +125,7 @@ func (r *proxyRun) run(program, at string, frame []byte, gsoSize int) (verdict u
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Context: ctx}
 	err = r.do(func() error {
 		var err error
-		verdict, err = r.d.program(program).Run(&opts)
+		verdict, err = program.Run(&opts)
 		return err
 	})
 	return verdict, opts.DataOut, err

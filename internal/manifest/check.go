@@ -184,7 +184,8 @@ func (c *checker) checkLabels(ch *chain, whole bool) {
 	}
 	at := map[string]place{"sids": ch.sids.at, "reduced": ch.reduced.at}
 	for _, p := range m.CheckLabels(func(name string) model.Function {
-		return model.Function{Kind: c.functions[name].kind.value}
+		f := c.functions[name]
+		return model.Function{Kind: f.kind.value, Netfilter: model.Netfilter{Bypass: f.bypass.value}}
 	}) {
 		where, ok := at[p.Field]
 		switch p.Field {

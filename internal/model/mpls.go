@@ -128,13 +128,10 @@ func (c Chain) CheckLabels(function func(name string) Function) (list []LabelPro
 	}
 	for i, name := range c.Functions {
 		switch f := function(name); {
-		case f.Kind == KindForward:
-		case f.Kind != KindUnaware:
-			add("functions", i, "%s is of kind %s, and over sr-mpls there are kinds %s and %s alone yet; use type srv6", name, f.Kind, KindForward, KindUnaware)
-		case f.Proxy.Local || f.Proxy.Recognise != RecogniseContent:
-			add("functions", i, "%s is recognised by %s, and over sr-mpls functions are by %s alone yet; use type srv6", name, RecogniseMetadata, RecogniseContent)
-		case f.Proxy.Segments != SegmentsCut:
+		case f.Kind == KindUnaware && f.Proxy.Recognise == RecogniseContent && f.Proxy.Segments != SegmentsCut:
 			add("functions", i, "%s has segments: %s, and over sr-mpls there are no super-packets; leave it out", name, f.Proxy.Segments)
+		case f.Kind == KindNetfilter && f.Netfilter.Bypass:
+			add("functions", i, "%s has bypass: established, and over sr-mpls every packet visits its functions; leave it out, or use type srv6", name)
 		}
 	}
 	return list

@@ -107,16 +107,12 @@ func TestChainsOverLabelsThatCannotBeAreRefused(t *testing.T) {
 		}, "waypoint"},
 		{func(d *model.Domain) {
 			d.Functions = functions().Functions
-			d.Functions[0].Proxy.Recognise, d.Functions[0].Proxy.Segments = model.RecogniseMetadata, model.SegmentsKeep
-		}, "fw is recognised by metadata"},
-		{func(d *model.Domain) {
-			d.Functions = functions().Functions
-			d.Functions[0].Proxy = d.Functions[2].Proxy
-		}, "fw is recognised by metadata"},
-		{func(d *model.Domain) {
-			d.Functions = functions().Functions
 			d.Functions[0].Proxy.Segments = model.SegmentsKeep
 		}, "fw has segments: keep"},
+		{func(d *model.Domain) {
+			d.Functions = withNetfilter().Functions
+			d.Functions[0].Netfilter.Bypass = true
+		}, "fw has bypass: established"},
 	} {
 		d := labelled()
 		c.edit(&d)

@@ -409,7 +409,11 @@ func HasOwn(n plan.Node) bool {
 	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return h.Own || h.Match.ByMark() })
 }
 
-// HasOwnOverLabels: some path over labels does that.
-func HasOwnOverLabels(n plan.Node) bool {
-	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return h.OverLabels() && (h.Own || h.Match.ByMark()) })
+// LeavesOverLabels reports whether packets get labels as they leave: the node's own and marked ones,
+// those from functions in its kernel, and frames of super-packets that its functions send.
+func LeavesOverLabels(n plan.Node) bool {
+	return n.OverLabels() && HasLocal(n) ||
+		slices.ContainsFunc(n.Headends, func(h plan.Headend) bool {
+			return h.OverLabels() && (h.Own || h.Match.ByMark() || h.From != "")
+		})
 }

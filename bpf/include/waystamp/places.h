@@ -49,7 +49,8 @@
 	X(ENCAP_LABELS_TC, "encap/", "labels_tc.h") \
 	X(GATEWAY_TC, "", "gateway_tc.bpf.c") \
 	X(STREAM_CONN_TC, "stream/", "conn_tc.h") \
-	X(MPLS_OUT_TC, "", "mpls_out_tc.bpf.c")
+	X(MPLS_OUT_TC, "", "mpls_out_tc.bpf.c") \
+	X(DETOUR_BACK_LABELS_TC, "detour/", "back_labels_tc.h")
 
 enum ws_file {
 	WS_FILE_NONE,

@@ -45,7 +45,8 @@ static __always_inline void by_metadata(struct __sk_buff *skb,
 					__u32 slot, struct back *back)
 {
 	__u64 now = bpf_ktime_get_coarse_ns(), expires = 0;
-	struct ws_cached *c = slot_back(skb, p, id, slot, now, &expires);
+	__u32 kept = slot_back(skb, p, id, slot, now, &expires);
+	struct ws_cached *c = slot_find(kept);
 	long err = 0;
 
 	if (!c)
@@ -53,6 +54,11 @@ static __always_inline void by_metadata(struct __sk_buff *skb,
 	back->found = true;
 	back->bad = restore(skb, c, &back->exit, &err);
 	back->err = err;
+	if (back->bad == KEPT_OTHER) {
+		labels_expire(skb, expires);
+		back->slot = kept;
+		return;
+	}
 	slot_give(c, SLOT_FREE);
 	if (!back->bad)
 		proxy_waited(p, now, expires);
@@ -106,13 +112,23 @@ __noinline int ws_back(struct __sk_buff *skb, const struct ws_proxy *p,
 }
 
 /* A packet whose header is a stack of labels goes on in the program for labels,
- * which frees the entry. Returns the verdict if there is no such program.
+ * which frees the entry, or the slot. Returns the verdict if there is no such program.
  */
-static __always_inline int labels_back(struct __sk_buff *skb, __u32 entry)
+static __always_inline int labels_back(struct __sk_buff *skb,
+				       const struct back *back)
 {
-	labels_jump(skb, LABELS_BACK, entry);
-	cache_give(entry, TAG_FREE);
-	return labels_program(skb, LABELS_BACK, 0);
+	struct ws_cached *c;
+
+	if (back->labels) {
+		labels_jump(skb, LABELS_BACK, back->labels);
+		cache_give(back->labels, TAG_FREE);
+	} else {
+		labels_jump(skb, LABELS_BACK_SLOT, back->slot);
+		c = slot_find(back->slot);
+		if (c)
+			slot_give(c, SLOT_FREE);
+	}
+	return labels_refuse(skb);
 }
 
 /* Forwards a packet whose header was found. Returns the verdict. */
@@ -120,8 +136,8 @@ static __always_inline int back_next(struct __sk_buff *skb,
 				     const struct back *back)
 {
 	skb->tc_index = 0;
-	if (back->labels)
-		return labels_back(skb, back->labels);
+	if (back->bad == KEPT_OTHER)
+		return labels_back(skb, back);
 	if (back->bad)
 		return ws_refuse(skb, back->bad, back->err);
 	return restored_next(skb, back->exit);

@@ -220,11 +220,10 @@ __noinline __u32 ws_fragment_claim(__u32 proxy, __u32 index, int rewrites,
 	return 0;
 }
 
-/* The kept header of a packet that has come back; see slot_claim. */
-static __always_inline struct ws_cached *slot_back(struct __sk_buff *skb,
-						   const struct ws_proxy *p,
-						   __u32 proxy, __u32 index,
-						   __u64 now, __u64 *expires)
+/* The slot with the kept header of a packet that has come back; see slot_claim. */
+static __always_inline __u32 slot_back(struct __sk_buff *skb,
+				       const struct ws_proxy *p, __u32 proxy,
+				       __u32 index, __u64 now, __u64 *expires)
 {
 	__u32 slot = slot_claim(index, proxy, 0, now, expires);
 	__u32 off = sizeof(struct eth_hdr);
@@ -235,10 +234,9 @@ static __always_inline struct ws_cached *slot_back(struct __sk_buff *skb,
 		if (c && slot_is_of_fragment(c) && p->rewrites &&
 		    ws_fragment_read(skb, off, skb_is_ip4(skb), proxy))
 			ws_fragment_rewritten(index);
-		return c;
+		return slot;
 	}
 	if (!index || !ws_fragment_read(skb, off, skb_is_ip4(skb), proxy))
-		return NULL;
-	slot = ws_fragment_claim(proxy, index, p->rewrites, expires);
-	return slot ? bpf_map_lookup_elem(&ws_slots, &slot) : NULL;
+		return 0;
+	return ws_fragment_claim(proxy, index, p->rewrites, expires);
 }

@@ -207,9 +207,6 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (OUTER_IS_IP && !EXT_LEN_MAX && p->bypass &&
 	    bypass_tc(skb, ep, p, &inner, &next, first, s, &verdict))
 		return verdict;
-	/* No plan has such a function on a path over labels. */
-	if (!OUTER_IS_IP && (p->recognise == WS_RECOGNISE_METADATA || !p->to))
-		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	if (OUTER_IS_IP && skb->gso_size && p->cut) {
 		proxy_count(p, rx_cut);
 		frames = p->cuts ? gso_keep_begin(skb, ep, p, outer) : 0;

@@ -32,7 +32,9 @@ struct back {
 	reason_t bad; /* why the packet is refused */
 	__s32 err; /* of a helper */
 	__u32 exit; /* index of the remembered next hop */
-	__u32 labels; /* the entry of its header if that is a stack of labels; else 0 */
+	/* If bad is KEPT_OTHER: the entry of its header in ws_cache, plus 1, or if that is 0 ... */
+	__u32 labels;
+	__u32 slot; /* ... the slot of its header in ws_slots */
 };
 
 /* Greater than every reason: the packet is unchanged, and its header is of

@@ -28,6 +28,12 @@ static __always_inline void slot_give(struct ws_cached *c, __u64 expires)
 	__sync_lock_test_and_set(&c->expires, expires);
 }
 
+/* NULL: there is no such slot. */
+static __always_inline struct ws_cached *slot_find(__u32 slot)
+{
+	return slot ? bpf_map_lookup_elem(&ws_slots, &slot) : NULL;
+}
+
 /* NULL: there is no such index. */
 static __always_inline struct slot_block *slot_block(__u32 index)
 {

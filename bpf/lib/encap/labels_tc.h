@@ -20,6 +20,34 @@
 /* It takes a path as it leaves: cb[1] is the index of its headend. */
 #define LABELS_LEAVE 4
 #define LABELS_CUT 5 /* the same, in frames out of the segmenter */
+/* As LABELS_BACK: cb[1] is the slot of its header in ws_slots, and labels_expires its expiry. */
+#define LABELS_BACK_SLOT 6
+/* The same, as it leaves by an interface inside the domain, or to the outside. */
+#define LABELS_BACK_CORE 7
+#define LABELS_BACK_EDGE 8
+
+/* Notes when the kept header of a packet expires, whose slot is taken already: for
+ * labels_expires, in the program that the packet is handed to.
+ */
+static __always_inline void labels_expire(struct __sk_buff *skb, __u64 expires)
+{
+	skb->cb[2] = expires;
+	skb->cb[3] = expires >> 32;
+}
+
+static __always_inline __u64 labels_expires(const struct __sk_buff *skb)
+{
+	__u64 low = skb->cb[2], high = skb->cb[3];
+
+	return high << 32 | low;
+}
+
+/* Does the work belong to the program for packets that leave? */
+static __always_inline bool labels_leave(__u32 todo)
+{
+	return todo == LABELS_LEAVE || todo == LABELS_CUT ||
+	       todo == LABELS_BACK_CORE || todo == LABELS_BACK_EDGE;
+}
 
 /* Hands a packet over by a tail call; returns only if that fails. */
 static __always_inline void labels_jump(struct __sk_buff *skb, __u32 todo,
@@ -28,9 +56,14 @@ static __always_inline void labels_jump(struct __sk_buff *skb, __u32 todo,
 	skb->cb[0] = todo;
 	skb->cb[1] = index;
 	bpf_tail_call(skb, &ws_programs,
-		      todo == LABELS_LEAVE || todo == LABELS_CUT ?
-			      WS_PROGRAM_MPLS_OUT :
-			      WS_PROGRAM_MPLS);
+		      labels_leave(todo) ? WS_PROGRAM_MPLS_OUT :
+					   WS_PROGRAM_MPLS);
+}
+
+/* The verdict for a packet that could not be handed over. */
+static __always_inline int labels_refuse(struct __sk_buff *skb)
+{
+	return ws_refuse(skb, REASON(LABELS_PROGRAM_BUG), 0);
 }
 
 /* Hands a packet over by a tail call. Returns the verdict if that fails. */
@@ -38,5 +71,5 @@ static __always_inline int labels_program(struct __sk_buff *skb, __u32 todo,
 					  __u32 index)
 {
 	labels_jump(skb, todo, index);
-	return ws_refuse(skb, REASON(LABELS_PROGRAM_BUG), 0);
+	return labels_refuse(skb);
 }

@@ -61,6 +61,15 @@ static __always_inline bool port_is_segmenter(const struct __sk_buff *skb)
 	return port && port->cutter;
 }
 
+/* Did the packet come in from outside? Else a function sent it. */
+static __always_inline bool port_is_edge(const struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
+
+	return port && port->edge;
+}
+
 /* To an ingress with the edge program. What comes from there already is refused: its
  * frames would go round. can: else it is refused, as where there is no segmenter.
  */

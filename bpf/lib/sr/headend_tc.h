@@ -139,8 +139,13 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 		}
 	}
 	/* The kernel segments no packet with labels. */
+	if (!OUTER_IS_IP && skb->gso_size && (leaves || !port_is_edge(skb))) {
+		if (!leaves) /* its frames go on as those that leave */
+			ip_decrement(in);
+		return segment_leave(skb, index);
+	}
 	if (!OUTER_IS_IP && skb->gso_size)
-		return leaves ? segment_leave(skb, index) : segment_enter(skb);
+		return segment_enter(skb);
 	r = rnd_take(h, frames, &pkt.rnd);
 	if (r)
 		return ws_refuse(skb, r, 0);
