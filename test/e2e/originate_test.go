@@ -114,9 +114,16 @@ func (w *world) meets(network string, port uint16, want error) {
 // error where the chain takes that, with a proof of the path from the firewall on.
 func TestARejectReachesTheClientWithAProof(t *testing.T) {
 	t.Parallel()
-	for _, s := range []model.Scheme{model.SchemeKeyed, model.SchemeKeyedFlow, model.SchemeOPoT} {
-		t.Run(s.String(), func(t *testing.T) {
-			w := borrow(t, rejecting, proven(s))
+	for _, v := range []struct {
+		name    string
+		scheme  model.Scheme
+		carried change
+	}{
+		{"keyed", model.SchemeKeyed, overSRv6}, {"keyed-flow", model.SchemeKeyedFlow, overSRv6}, {"opot", model.SchemeOPoT, overSRv6},
+		{"keyed-flow over labels", model.SchemeKeyedFlow, overLabels},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			w := borrow(t, rejecting, proven(v.scheme), v.carried)
 			for _, c := range []struct {
 				chain   string
 				ipv4    bool
@@ -173,7 +180,11 @@ func (w *world) fwHas(before, more api.Function) {
 // gets a proof.
 func TestNobodyElseOriginatesAtAFunction(t *testing.T) {
 	t.Parallel()
-	w := borrow(t, rejecting)
+	bothEncapsulations(t, nobodyElseOriginates)
+}
+
+func nobodyElseOriginates(t *testing.T, carried change) {
+	w := borrow(t, rejecting, carried)
 	w.reaches("h1", "h2")
 	before, err := w.function("r2", "fw")
 	must(t, err)
@@ -245,7 +256,11 @@ func TestNobodyElseOriginatesAtAFunction(t *testing.T) {
 // the first. They get their headers back, and none of them is taken for the function's own.
 func TestFragmentsAreNotMadeByTheFunction(t *testing.T) {
 	t.Parallel()
-	w := borrow(t, rejecting)
+	bothEncapsulations(t, fragmentsAreNotMade)
+}
+
+func fragmentsAreNotMade(t *testing.T, carried change) {
+	w := borrow(t, rejecting, carried)
 	w.reaches("h1", "h2")
 	rest := w.counting(w.fromFW("web", model.Forward))
 	before, err := w.function("r2", "fw")
@@ -289,7 +304,11 @@ func TestRejectsAreRefusedWhereTheOperatorSaysSo(t *testing.T) {
 // directions; the connection goes on by the whole chain.
 func TestASynproxyConnectsThroughItsChain(t *testing.T) {
 	t.Parallel()
-	w := build(t, rejecting)
+	bothEncapsulations(t, synproxyConnects)
+}
+
+func synproxyConnects(t *testing.T, carried change) {
+	w := build(t, rejecting, carried)
 	ns, err := host.OpenNamed("waystamp-" + w.Instance("r2") + "-fw")
 	must(t, err)
 	defer ns.Close()

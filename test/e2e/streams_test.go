@@ -88,7 +88,11 @@ func (w *world) text(from, to, text string) {
 // versions of IP; each part stamps and verifies.
 func TestStreamFunctionsCompressADownload(t *testing.T) {
 	t.Parallel()
-	w := borrow(t, example(t, "streams.yaml"))
+	andOverIPv4(t, compressADownload)
+}
+
+func compressADownload(t *testing.T, carried change) {
+	w := borrow(t, example(t, "streams.yaml"), carried)
 	for _, chain := range []string{"web", "web4"} {
 		w.ipv4 = chain == "web4"
 		first, middle, last := w.part(chain, "forward, up to zip"), w.part(chain, "forward, from zip to unzip"), w.part(chain, "forward, from unzip on")

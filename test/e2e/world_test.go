@@ -82,6 +82,56 @@ func proven(s model.Scheme) change {
 	}
 }
 
+// overLabels makes all chains go over labels, through the same core: its IPv6 routes lead to the
+// nodes' labels.
+func overLabels(m *manifest.Manifest) {
+	d := &m.Domain
+	d.MPLS = &model.MPLS{Services: 100000, MTU: m.Lab.MTU}
+	for i := range d.Nodes {
+		d.Nodes[i].MPLS = &model.NodeMPLS{Label: 16001 + uint32(i), Address: d.Nodes[i].Address}
+	}
+	for i := range d.Chains {
+		d.Chains[i].Encapsulation = model.Encapsulation{Type: model.EncapsulationSRMPLS}
+	}
+}
+
+// overIPv4 makes the core one of IPv4 besides, which routes nothing but addresses of labels.
+func overIPv4(m *manifest.Manifest) {
+	overLabels(m)
+	m.Lab.Core = model.LabIPv4
+	for i := range m.Domain.Nodes {
+		m.Domain.Nodes[i].MPLS.Address = netip.AddrFrom4([4]byte{10, 255, 0, byte(i + 1)})
+	}
+}
+
+// labelled: the first chain goes over labels, so that all super-packets are cut at its headend.
+func (w *world) labelled() bool {
+	return w.manifest.Domain.Chains[0].Encapsulation.Type == model.EncapsulationSRMPLS
+}
+
+// overSRv6 leaves a domain as its file says.
+func overSRv6(*manifest.Manifest) {}
+
+// bothEncapsulations runs a test over SRv6, and over labels; carried makes a domain's chains go so.
+func bothEncapsulations(t *testing.T, f func(t *testing.T, carried change)) {
+	encapsulations(t, f, overLabels)
+}
+
+// andOverIPv4 is bothEncapsulations with a core that has no IPv6 under the labels.
+func andOverIPv4(t *testing.T, f func(t *testing.T, carried change)) { encapsulations(t, f, overIPv4) }
+
+func encapsulations(t *testing.T, f func(t *testing.T, carried change), labels change) {
+	for _, e := range []struct {
+		name string
+		is   change
+	}{{"srv6", overSRv6}, {"sr-mpls", labels}} {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			f(t, e.is)
+		})
+	}
+}
+
 // datapath gives all interfaces one.
 func datapath(d model.Datapath) change {
 	return func(m *manifest.Manifest) {
