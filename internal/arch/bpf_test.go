@@ -345,6 +345,7 @@ func TestTheGoSideOfTheContractIsTheHeaders(t *testing.T) {
 		"ws_rule_use":     func(i int) string { return "WS_RULE_" + abi.RuleUse(i).String() },
 		"ws_rules_state":  func(i int) string { return "WS_RULES_" + abi.RulesState(i).String() },
 		"ws_bytes":        func(i int) string { return "WS_BYTES_" + abi.Bytes(i).String() },
+		"ws_by":           func(i int) string { return "WS_BY_" + abi.By(i).String() },
 	}
 	enums := reEnum.FindAllStringSubmatch(header, -1)
 	if len(enums) != len(goTypes) {

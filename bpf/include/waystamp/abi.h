@@ -779,8 +779,7 @@ _Static_assert(sizeof(struct ws_stream) == 24, "ws_stream is ABI");
  */
 enum ws_by {
 	WS_BY_NOTHING = 0,
-	WS_BY_ICMP =
-		1, /* echo, and errors about anything but segments of TCP */
+	WS_BY_ICMP = 1, /* echo; errors about all but segments of TCP */
 	WS_BY_RELAY = 2, /* whatever is certainly not TCP */
 };
 
