@@ -10,7 +10,9 @@ import (
 
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // One chain with as many segments as there can be. Headend and egress have
@@ -166,11 +168,15 @@ lab:
 
 func TestEachPacketTakesTheChainThatMatchesBest(t *testing.T) {
 	t.Parallel()
-	w := build(t, several)
+	bothEncapsulations(t, eachPacketTakesTheChainThatMatchesBest)
+}
+
+func eachPacketTakesTheChainThatMatchesBest(t *testing.T, carried change) {
+	w := build(t, several, carried)
 	second := netip.MustParseAddr("fc00:8::3")
 	must(t, w.net("h2").AddAddress("h2-r6", netip.PrefixFrom(second, 64)))
 
-	r6 := w.capture("r6", "r6-r3")
+	r6 := w.record("r6", "r6-r3")
 	for _, c := range []struct {
 		name, from string
 		to         netip.Addr
@@ -209,7 +215,7 @@ func TestEachPacketTakesTheChainThatMatchesBest(t *testing.T) {
 	// Each headend numbers in lanes of its own.
 	web := w.path("web", model.Forward)
 	lanes := map[string]int{}
-	for _, p := range r6.proofs(web.Path) {
+	for _, p := range proofsIn(r6.soFar(), web.Path) {
 		for _, in := range web.Ingress {
 			if lane := p.RND >> 48; lane >= uint64(in.Lane) && lane < uint64(in.Lane)+uint64(in.Lanes) {
 				lanes[in.Node]++
@@ -231,6 +237,20 @@ func TestEachPacketTakesTheChainThatMatchesBest(t *testing.T) {
 	w.isCutOff("h3", "h2", probes)
 	w.refused("r6", "unproven", probes)
 	w.explained(w.event(since, "r6", "unproven"), "a packet from fc00:9::2 to fc00:8::2, which chain web requires, came without proof")
+}
+
+// proofsIn are the proofs of a path in frames, over whichever outer header.
+func proofsIn(frames [][]byte, path uint32) (list []srv6.Proof) {
+	for _, b := range frames {
+		at := 0
+		for ; at+mpls.ProofLen <= len(b); at++ {
+			if v, ok := srv6.ReadProof([mpls.ProofLen]byte(b[at:])); ok && v.Path == path {
+				list = append(list, v)
+				break
+			}
+		}
+	}
+	return list
 }
 
 func pathName(p plan.Path) string { return p.Chain + " " + p.Direction.String() }

@@ -265,12 +265,17 @@ ruleset: |
       ip saddr 10.0.1.0/24 ip daddr 10.0.2.0/24 snat to 203.0.113.33
     }
   }`
-	for _, c := range []struct{ name, function string }{
-		{"behind interfaces, by metadata", routing + ", recognise: metadata, rewrites: true"},
-		{"in the node's own kernel", local + ", rewrites: true"},
+	for _, c := range []struct {
+		name, function string
+		carried        change
+	}{
+		{"behind interfaces, by metadata", routing + ", recognise: metadata, rewrites: true", overSRv6},
+		{"in the node's own kernel", local + ", rewrites: true", overSRv6},
+		{"behind interfaces, by metadata, over labels", routing + ", recognise: metadata, rewrites: true", overLabels},
+		{"in the node's own kernel, over labels", local + ", rewrites: true", overLabels},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := build(t, withFunction(c.function, translates), inIPv4)
+			w := build(t, withFunction(c.function, translates), inIPv4, c.carried)
 			w.ipv4 = true
 			w.reaches("h1", "h2")
 			w.download("h2", "h1", 1_000_000)
@@ -342,7 +347,7 @@ func TestFragmentsThroughAFunction(t *testing.T) {
 		pass := func(name string, changes ...change) {
 			t.Run(name, func(t *testing.T) {
 				w := build(t, withFunction(c.function, c.made), changes...)
-				w.ipv4 = len(changes) != 0
+				w.ipv4 = w.manifest.Domain.Chains[0].Match.Destination.Addr().Is4()
 				send, receive := w.datagrams()
 				for range 5 {
 					send(big)
@@ -355,6 +360,8 @@ func TestFragmentsThroughAFunction(t *testing.T) {
 		}
 		pass(c.name)
 		pass(c.name+", IPv4", inIPv4)
+		pass(c.name+", over labels", overLabels)
+		pass(c.name+", IPv4, over labels", inIPv4, overLabels)
 	}
 	t.Run("reassembled by connection tracking", func(t *testing.T) {
 		w := build(t, withFunction(routing, filters))
