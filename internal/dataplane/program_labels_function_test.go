@@ -107,4 +107,27 @@ func functionGetsPacketsWithoutLabels(t *testing.T, scheme model.Scheme, way det
 	if f := r.function("fw"); f.RxSuccess != 4 || f.TxSuccess != 4 || f.InFlight == nil || *f.InFlight != 0 {
 		t.Errorf("counted %+v", f)
 	}
+	r.mergedIsRefused(way, l.onLabelsOf("web", 1, 99))
+}
+
+// mergedIsRefused holds that frames which a function by metadata has merged are refused: they have one
+// index, and nothing cuts what has labels. The header is given up.
+func (r *proxyRun) mergedIsRefused(way detour, p mpls.Packet) {
+	r.Helper()
+	if way.function.Proxy.Recognise != model.RecogniseMetadata {
+		return
+	}
+	verdict, b, err := r.run(object.CoreTC, "in", p.Append(nil), 0)
+	if err != nil || verdict != way.sent {
+		r.Fatalf("to the function: verdict %d, %v, refusals %v", verdict, err, r.refusals())
+	}
+	_, kept := r.keptSlot()
+	before := r.refusals()[abi.ReasonLabelTrain]
+	verdict, _, err = r.runOf(setsIndex(r.T, r.d.program(way.back), uint32(kept.Fingerprint)), way.at, b, 20)
+	if err != nil || verdict != verdictShot || r.refusals()[abi.ReasonLabelTrain] != before+1 {
+		r.Errorf("merged: verdict %d, %v, refusals %v; want LABEL_TRAIN", verdict, err, r.refusals())
+	}
+	if f := r.function("fw"); f.InFlight == nil || *f.InFlight != 0 {
+		r.Errorf("merged: counted %+v; want no header kept", f)
+	}
 }
