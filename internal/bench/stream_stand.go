@@ -267,19 +267,30 @@ func kernelMemory() (int64, error) {
 	return slab<<10 + pages*int64(os.Getpagesize()), err
 }
 
-// raiseFiles lets this process have so many descriptors.
-func raiseFiles(count uint64) error {
+// standFiles are for what the program has open besides.
+const standFiles = 4096
+
+// standing raises this process's limit of descriptors for both ends of so many connections, if it may. It returns how
+// many these suffice for; a worker with the same limit has room for as many.
+func standing(count int) (int, error) {
 	var have unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil {
-		return os.NewSyscallError("getrlimit RLIMIT_NOFILE", err)
+		return 0, os.NewSyscallError("getrlimit RLIMIT_NOFILE", err)
 	}
-	if have.Cur >= count {
-		return nil
+	want := uint64(2*count + standFiles)
+	if have.Cur >= want {
+		return count, nil
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: count, Max: max(count, have.Max)}); err != nil {
-		return fmt.Errorf("have %d descriptors, where %d are allowed: %w", count, have.Max, os.NewSyscallError("setrlimit RLIMIT_NOFILE", err))
+	err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: want, Max: max(want, have.Max)})
+	switch {
+	case err == nil:
+		return count, nil
+	case !errors.Is(err, unix.EPERM): // which CAP_SYS_RESOURCE would help against
+		return 0, os.NewSyscallError("setrlimit RLIMIT_NOFILE", err)
+	case have.Cur < 2*standFiles:
+		return 0, fmt.Errorf("%d descriptors are too few; raise the limit of open files (ulimit -n)", have.Cur)
 	}
-	return nil
+	return int(have.Cur-standFiles) / 2, nil
 }
 
 // streamStand measures connections that do nothing, once: by a chain whose function forwards packets, and by one with identity.
@@ -299,9 +310,13 @@ func (c Config) streamStand(ctx context.Context, note func(string)) (_ []Figure,
 	if c.Quick {
 		count = standQuick
 	}
-	// Both ends of each, and what else the program has open.
-	if err := raiseFiles(uint64(2*count + 4096)); err != nil {
+	allowed, err := standing(count)
+	if err != nil {
 		return nil, fmt.Errorf("open %d connections: %w", count, err)
+	}
+	if allowed < count {
+		note(fmt.Sprintf("stand: %d descriptors are allowed, and this program may not raise that (CAP_SYS_RESOURCE), so that %d connections stood and not %d.", 2*allowed+standFiles, allowed, count))
+		count = allowed
 	}
 	p := newProgress(c.Progress, "streams, connections that stand", 2)
 	defer p.done()
