@@ -289,3 +289,22 @@ func TestANodeDoesNotRenewWithoutEnd(t *testing.T) {
 	}
 	w.must(agents["r2"].member.Renew(context.Background()))
 }
+
+// The stream of an agent of before an upgrade, which ends late, says nothing about the upgraded one.
+func TestOnlyTheLastStreamSaysWhatANodeLacks(t *testing.T) {
+	var c Controller
+	c.sessions.open, c.sessions.of, c.sessions.news = map[string]int{}, map[string]session{}, make(chan struct{})
+	before, after := new(int), new(int)
+	c.session("r1", 1, session{stream: before})
+	c.session("r1", 1, session{stream: after})
+	c.lacks("r1", before, []string{"seal"})
+	if got := c.incompatible("r1"); len(got) != 0 {
+		t.Errorf("the upgraded agent lacks %q", got)
+	}
+	c.lacks("r1", after, []string{"gateway"})
+	c.session("r1", -1, session{})
+	c.lacks("r1", before, nil)
+	if got := c.incompatible("r1"); !slices.Equal(got, []string{"gateway"}) {
+		t.Errorf("it lacks %q", got)
+	}
+}

@@ -351,6 +351,7 @@ type session struct {
 	local, remote netip.AddrPort // of the connection, as this controller sees it; not valid: it is known to none
 	lacks         []string       // what the node's plan asks for, and its agent does not know
 	traces        bool           // its agent can trace packets
+	stream        *int           // which stream it is of; its address counts
 }
 
 // session notes that a stream of plans to a node begins or ends.
@@ -373,12 +374,13 @@ func (c *Controller) newsLocked() {
 	c.sessions.news = make(chan struct{})
 }
 
-// lacks notes what a connected node's agent does not know of its plan.
-func (c *Controller) lacks(node string, what []string) {
+// lacks notes what a connected node's agent does not know of its plan. Only the stream that was opened last says so: one before it may be of
+// the agent of before an upgrade, and end later.
+func (c *Controller) lacks(node string, stream *int, what []string) {
 	c.sessions.Lock()
 	defer c.sessions.Unlock()
 	s, ok := c.sessions.of[node]
-	if !ok || slices.Equal(s.lacks, what) {
+	if !ok || s.stream != stream || slices.Equal(s.lacks, what) {
 		return
 	}
 	s.lacks = what

@@ -193,6 +193,7 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 	}
 	opened := sessionOf(ctx)
 	opened.traces = r.Msg.Traces
+	opened.stream = new(int)
 	s.c.session(name, 1, opened)
 	defer s.c.session(name, -1, session{})
 	knows := r.Msg.Knows
@@ -259,7 +260,7 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 		if err != nil {
 			return connect.NewError(connect.CodeInternal, err)
 		}
-		if s.c.lacks(name, lacks); len(lacks) > 0 {
+		if s.c.lacks(name, opened.stream, lacks); len(lacks) > 0 {
 			continue // it would refuse the plan without knowing why
 		}
 		if err := stream.Send(&v1.PlansResponse{Revision: p.Revision, Digest: p.Digest, Plan: content}); err != nil {

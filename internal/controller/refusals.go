@@ -14,6 +14,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
@@ -23,7 +24,9 @@ const (
 	// refusalsMax is how many refusals are kept, of all chains together.
 	refusalsMax = 10_000
 	// countsMax is how many counts of node, chain and reason there are, and one more for each node: a node may say what it likes.
+	// A node has countsOfNode at most, so that one alone does not have others' counted together.
 	countsMax    = 20_000
+	countsOfNode = 1_000
 	otherReasons = "others"
 	// refusalsBatch is how many a reader is sent before it is looked whether he may still read.
 	refusalsBatch = 64
@@ -51,11 +54,20 @@ type refusals struct {
 	n      uint64     // so many have come
 	chains map[string]int
 	counts map[refusalKey]*v1.RefusalCount
+	kinds  map[string]int    // of counts, by node
 	lost   map[string]uint64 // by node: since the last one that was kept
 	more   chan struct{}     // closed with the next one
 
 	explaining sync.Mutex // one at a time
 	spent      budget
+	live       [][]plan.Path       // as they were read last
+	paths      map[uint32]pathName // of live, by number
+}
+
+// pathName is whose a path's number is.
+type pathName struct {
+	Chain     string
+	Direction model.Direction
 }
 
 type numbered struct {
@@ -69,7 +81,7 @@ type refusalKey struct{ node, chain, reason string }
 func (r *refusals) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.kept, r.chains, r.counts, r.lost = nil, map[string]int{}, map[refusalKey]*v1.RefusalCount{}, map[string]uint64{}
+	r.kept, r.chains, r.counts, r.kinds, r.lost = nil, map[string]int{}, map[refusalKey]*v1.RefusalCount{}, map[string]int{}, map[string]uint64{}
 	r.newsLocked()
 }
 
@@ -94,13 +106,14 @@ func (r *refusals) add(node string, e event.Event, x *v1.Refusal) {
 	defer r.mu.Unlock()
 	x.Dropped, r.lost[node] = r.lost[node], 0
 	key := refusalKey{node, x.Chain, e.Reason}
-	if _, ok := r.counts[key]; !ok && len(r.counts) >= countsMax {
+	if _, ok := r.counts[key]; !ok && (len(r.counts) >= countsMax || r.kinds[node] >= countsOfNode) {
 		key.chain, key.reason = "", otherReasons
 	}
 	count, ok := r.counts[key]
 	if !ok {
 		count = &v1.RefusalCount{}
 		r.counts[key] = count
+		r.kinds[node]++
 	}
 	count.Packets += 1 + uint64(e.Suppressed)
 	count.Last = timestamppb.New(e.Time)
@@ -188,19 +201,14 @@ func (s node) Refused(ctx context.Context, r *connect.Request[v1.RefusedRequest]
 	}
 	take := s.c.limits.mayTell(s.c.cfg.Now(), name, len(events))
 	s.c.refusals.lose(name, r.Msg.Dropped)
-	if len(events) > 0 {
-		live, err := s.c.livePaths(ctx)
+	var live [][]plan.Path
+	for _, e := range events[:take] {
+		x, err := s.c.explained(ctx, &live, e)
 		if err != nil {
 			return nil, failed(err)
 		}
-		for _, e := range events[:take] {
-			x, err := s.c.explained(live, e)
-			if err != nil {
-				return nil, connect.NewError(connect.CodeInternal, err)
-			}
-			s.c.refusals.add(name, e, x)
-			s.c.traces.refused(e)
-		}
+		s.c.refusals.add(name, e, x)
+		s.c.traces.refused(e)
 	}
 	s.c.refusals.lose(name, uint64(len(events)-take))
 	return connect.NewResponse(&v1.RefusedResponse{PauseMilliseconds: uint32(refusedPause / time.Millisecond)}), nil
@@ -247,32 +255,60 @@ func (c *Controller) livePaths(ctx context.Context) (out [][]plan.Path, err erro
 	return out, err
 }
 
-// explained is a refusal with what it shows. No secret is in it: a sentence, and not the values that led to it.
-func (c *Controller) explained(live [][]plan.Path, e event.Event) (*v1.Refusal, error) {
+// explained is a refusal with what it shows. No secret is in it: a sentence, and not the values that led to it. What that takes, to find the paths
+// too, is within explainShare; without time left, the path's number tells the chain. live is read when it is needed first.
+func (c *Controller) explained(ctx context.Context, live *[][]plan.Path, e event.Event) (*v1.Refusal, error) {
 	line, err := event.Append(nil, e)
 	if err != nil {
 		return nil, err
 	}
 	out := &v1.Refusal{Event: line[:len(line)-1]}
 	number, _ := explain.PathOf(e)
-	paths := candidates(live, number, e.Node)
+	c.refusals.explaining.Lock()
+	defer c.refusals.explaining.Unlock()
+	began := time.Now()
+	if !c.refusals.spent.mayBegin(began) {
+		if id, ok := c.refusals.paths[number]; ok {
+			out.Chain, out.Direction = id.Chain, id.Direction.String()
+		}
+		return out, nil
+	}
+	defer func() { c.refusals.spent.took(time.Since(began)) }()
+	if *live == nil {
+		if *live, err = c.livePaths(ctx); err != nil {
+			return nil, err
+		}
+		c.refusals.know(*live)
+	}
+	paths := candidates(*live, number, e.Node)
 	if len(paths) > 0 && paths[0].Path == number {
 		out.Chain, out.Direction = paths[0].Chain, paths[0].Direction.String()
 	}
-	c.refusals.explaining.Lock()
-	defer c.refusals.explaining.Unlock()
-	if c.refusals.spent.mayBegin(time.Now()) {
-		began := time.Now()
-		x := explain.Explain(e, paths, nil)
-		c.refusals.spent.took(time.Since(began))
-		out.Sentence = x.Sentence
-		if x.Proof != nil && x.Proof.Chain != "" { // labels need the paths to be read
-			out.Chain, out.Direction = x.Proof.Chain, x.Proof.Direction.String()
-		} else if out.Chain == "" {
-			out.Chain = x.Requires
-		}
+	x := explain.Explain(e, paths, nil)
+	out.Sentence = x.Sentence
+	if x.Proof != nil && x.Proof.Chain != "" { // labels need the paths to be read
+		out.Chain, out.Direction = x.Proof.Chain, x.Proof.Direction.String()
+	} else if out.Chain == "" {
+		out.Chain = x.Requires
 	}
 	return out, nil
+}
+
+// know remembers whose numbers paths are. It is the explanations' time, too.
+func (r *refusals) know(live [][]plan.Path) {
+	same := func(a, b []plan.Path) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
+	if slices.EqualFunc(r.live, live, same) {
+		return
+	}
+	r.live, r.paths = live, map[uint32]pathName{}
+	for _, paths := range live {
+		for i := range paths {
+			p := &paths[i]
+			if _, ok := r.paths[p.Path]; !ok {
+				r.paths[p.Path] = pathName{p.Chain, p.Direction}
+			}
+		}
+	}
 }
 
 // candidates are the paths that a packet is held against, each epoch of a path for itself: those of its number, and then others, as

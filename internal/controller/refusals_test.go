@@ -13,6 +13,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
@@ -173,5 +175,40 @@ func TestAChainUnderAttackDoesNotPushOutOthers(t *testing.T) {
 	}
 	if len(r.counts) > countsMax+1 {
 		t.Errorf("%d counts", len(r.counts))
+	}
+}
+
+// A node that tells of ever other reasons has its own counted together, and not another one's.
+func TestANodeDoesNotFillTheCounts(t *testing.T) {
+	var r refusals
+	r.begin()
+	for i := range 2 * countsMax {
+		r.add("loud", event.Event{Reason: fmt.Sprint("reason", i)}, &v1.Refusal{Chain: "web"})
+	}
+	r.add("quiet", event.Event{Reason: "proof"}, &v1.Refusal{Chain: "web"})
+	got := r.counted(func(node, _ string) bool { return node == "quiet" })
+	if len(got) != 1 || got[0].Reason != "proof" {
+		t.Errorf("counted of the other node: %v", got)
+	}
+	if n := len(r.counted(func(node, _ string) bool { return node == "loud" })); n != countsOfNode+1 {
+		t.Errorf("%d reasons are counted of the first, want %d and one for the others", n, countsOfNode)
+	}
+}
+
+// Without time left, what a node tells of costs neither a record nor a look at all paths, and its chain is known by its number.
+func TestWithoutTimeLeftNothingIsRead(t *testing.T) {
+	var c Controller // without a store
+	id := plan.PathID{Path: 7, Epoch: 1, Chain: "web", Direction: model.Reverse}
+	c.refusals.know([][]plan.Path{{{PathID: id}}})
+	c.refusals.spent = budget{left: -time.Hour, at: time.Now()}
+	frame, err := srv6.Wrap(netip.MustParseAddr("fc00:1::1"), []netip.Addr{netip.MustParseAddr("fc00:0:0:200::")}, srv6.Proof{Scheme: id.Scheme, Epoch: id.Epoch, Path: id.Path}, srv6.NextHeaderIPv6,
+		append([]byte{0x60, 0, 0, 0, 0, 0, 59, 64}, make([]byte, 32)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var live [][]plan.Path
+	out, err := c.explained(t.Context(), &live, event.Event{Reason: "proof", Len: uint32(len(frame)), Packet: frame})
+	if err != nil || out.Chain != "web" || out.Direction != "reverse" || out.Sentence != "" || live != nil {
+		t.Errorf("%v, %v", out, err)
 	}
 }
