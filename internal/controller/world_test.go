@@ -144,8 +144,9 @@ type fake struct {
 	knows    []string             // what its agent says that it knows; nil: everything
 	refuses  func(plan.Node) bool // plans that its kernel does not take; nil: none
 	inForce  member.Report
-	refused  func()      // takes the plan that was refused last
-	offered  []plan.Node // all that came, also refused ones
+	refused  func()           // takes the plan that was refused last
+	clock    func() time.Time // nil: time.Now
+	offered  []plan.Node      // all that came, also refused ones
 }
 
 func (w *world) token(name string) string {
@@ -169,7 +170,7 @@ func (f *fake) run(token string) {
 	var err error
 	f.member, err = member.Open(member.Config{
 		Controllers: f.w.listens(), Token: token, Dir: f.dir, Node: f.name, Log: f.w.log.With("agent", f.name),
-		Received: f.received, Transport: f.record, Knows: f.knows,
+		Received: f.received, Transport: f.record, Knows: f.knows, Now: f.clock,
 	})
 	f.w.must(err)
 	if b, err := os.ReadFile(f.member.PlanFile()); err == nil { // as an agent does that starts again
