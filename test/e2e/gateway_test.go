@@ -377,6 +377,16 @@ func TestANodesKeySignsTheAuditLog(t *testing.T) {
 	if _, err := verify("r2"); err == nil || !strings.Contains(err.Error(), "that of node r1; expect r2") {
 		t.Errorf("as node r2's: %v", err)
 	}
+	// The next agent goes on with both files.
+	must(t, s.StartAgent(soon(t), "r1"))
+	if got, want := s.curl("alice.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+		t.Errorf("with another agent curl prints %q; want %q", got, want)
+	}
+	must(t, s.StopAgent(t.Context(), "r1"))
+	if v, err := verify("r1"); err != nil || v.Signed.Lines != v.Lines || v.Signed.Count < 2 {
+		t.Errorf("of two agents: %d lines, %+v, %v; want all signed by r1", v.Lines, v.Signed, err)
+	}
+	must(t, s.StartAgent(soon(t), "r1"))
 }
 
 // Past the gateway nothing reaches the service, and nothing that was not let open leaves the worker's place.
