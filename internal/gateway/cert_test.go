@@ -285,14 +285,14 @@ func TestListsAreTakenOnlyForward(t *testing.T) {
 		if err := r.Take(der, time.Now()); err == nil {
 			t.Errorf("a list %s is taken", name)
 		}
-		if err := r.check(victim, staff.cert, time.Now()); reasonOf(err, "") != CertRevoked {
+		if _, err := r.check(victim, staff.cert, time.Now()); reasonOf(err, "") != CertRevoked {
 			t.Errorf("after a list %s the certificate is not revoked any more: %v", name, err)
 		}
 	}
 	if err := r.Take(staff.list(t, 8, nil), time.Now()); err != nil {
 		t.Errorf("the next list is refused: %v", err)
 	}
-	if err := r.check(victim, staff.cert, time.Now()); err != nil {
+	if _, err := r.check(victim, staff.cert, time.Now()); err != nil {
 		t.Errorf("a certificate that the newest list does not have is refused: %v", err)
 	}
 }

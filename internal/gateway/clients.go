@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/rsa"
+	"crypto/sha256"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -32,6 +33,7 @@ type Clients struct {
 	roots         *x509.CertPool
 	intermediates *x509.CertPool
 	authorities   []*x509.Certificate
+	fingerprint   [sha256.Size]byte // of authorities
 	kind          model.IdentityKind
 	within        string
 	lifetime      time.Duration // 0: any
@@ -45,8 +47,10 @@ func NewClients(c model.Clients, authorities []*x509.Certificate, lists *Revocat
 		name: c.Name, roots: x509.NewCertPool(), intermediates: x509.NewCertPool(), authorities: authorities,
 		kind: c.Kind, within: c.Within, lifetime: c.Lifetime, revocations: lists,
 	}
-	trusted := 0
+	trusted, all := 0, sha256.New()
 	for _, a := range authorities {
+		fmt.Fprintf(all, "%d ", len(a.Raw))
+		all.Write(a.Raw)
 		if err := checkAuthority(a); err != nil {
 			return nil, err
 		}
@@ -63,6 +67,7 @@ func NewClients(c model.Clients, authorities []*x509.Certificate, lists *Revocat
 	case lists == nil && c.Lifetime == 0:
 		return nil, errors.New("nothing ends what a stolen key may do; give a list of revoked certificates, or bound their lifetime")
 	}
+	all.Sum(out.fingerprint[:0])
 	return out, nil
 }
 
@@ -103,84 +108,162 @@ func checkKey(c *x509.Certificate) error {
 // Verify says who holds a certificate, or refuses it. shown is what the client has sent, its own
 // certificate first.
 func (c *Clients) Verify(shown []*x509.Certificate, now time.Time) (string, error) {
+	who, _, err := c.verify(shown, now, standing{})
+	return who, err
+}
+
+// standing is what a certificate was verified against, and for how long that is the same.
+type standing struct {
+	clients     *Clients
+	lists       uint64 // generation of the lists of revoked certificates
+	from, until time.Time
+	chains      chains
+}
+
+// chains are those of a certificate, whose signatures were verified.
+type chains struct {
+	list        [][]*x509.Certificate
+	authorities [sha256.Size]byte // of the clients that they lead to
+	from, until time.Time         // while all their certificates are valid
+}
+
+// holds reports whether a certificate that was verified would be again, with the same result: its authorities and the lists are the
+// same, and none of them, and no certificate, has come to its end since, nor has the clock gone back behind the verification.
+func (s standing) holds(c *Clients, now time.Time) bool {
+	return s.clients == c && (c.revocations == nil || s.lists == c.revocations.generation.Load()) && !now.Before(s.from) && !now.After(s.until)
+}
+
+// verify is Verify, and how long that stands. before is what an earlier call gave for the same certificates: signatures are verified
+// again only if they would be by other authorities.
+func (c *Clients) verify(shown []*x509.Certificate, now time.Time, before standing) (who string, s standing, err error) {
+	s = standing{clients: c, from: now}
+	if c.revocations != nil {
+		s.lists = c.revocations.generation.Load() // before they are looked at: a list that comes meanwhile counts the next time
+	}
+	if k := before.chains; k.list != nil && k.authorities == c.fingerprint && !now.Before(k.from) && !now.After(k.until) {
+		s.chains = k
+		if who, s.until, err = c.verifyUntil(shown, now, &s.chains); err == nil {
+			return who, s, nil
+		}
+		s.chains = chains{} // another chain may have become good meanwhile
+	}
+	who, s.until, err = c.verifyUntil(shown, now, &s.chains)
+	return who, s, err
+}
+
+// verifyUntil is Verify, and when at the latest the certificate is to be verified again. It finds the chains, unless they are known.
+func (c *Clients) verifyUntil(shown []*x509.Certificate, now time.Time, known *chains) (who string, until time.Time, err error) {
 	if len(shown) == 0 {
-		return "", refuse(CertMissing, "the client shows no certificate")
+		return "", until, refuse(CertMissing, "the client shows no certificate")
 	}
 	if len(shown) > chainMax {
-		return "", refuse(CertUntrusted, "the client shows %d certificates; at most %d are read", len(shown), chainMax)
+		return "", until, refuse(CertUntrusted, "the client shows %d certificates; at most %d are read", len(shown), chainMax)
 	}
 	for _, s := range shown {
 		if len(s.Raw) > certificateMax {
-			return "", refuse(CertUntrusted, "a certificate has %d bytes; at most %d are read", len(s.Raw), certificateMax)
+			return "", until, refuse(CertUntrusted, "a certificate has %d bytes; at most %d are read", len(s.Raw), certificateMax)
 		}
 		if n := len(s.DNSNames) + len(s.EmailAddresses) + len(s.URIs) + len(s.IPAddresses); n > namesMax {
-			return "", refuse(CertUntrusted, "a certificate has %d subject alternative names; at most %d are read", n, namesMax)
+			return "", until, refuse(CertUntrusted, "a certificate has %d subject alternative names; at most %d are read", n, namesMax)
 		}
 	}
 	leaf := shown[0]
 	if now.After(leaf.NotAfter) {
-		return "", refuse(CertExpired, "the certificate was valid until %s", leaf.NotAfter.UTC().Format(time.RFC3339))
+		return "", until, refuse(CertExpired, "the certificate was valid until %s", leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	if now.Before(leaf.NotBefore) {
-		return "", refuse(CertExpired, "the certificate is valid from %s on", leaf.NotBefore.UTC().Format(time.RFC3339))
+		return "", until, refuse(CertExpired, "the certificate is valid from %s on", leaf.NotBefore.UTC().Format(time.RFC3339))
 	}
 	if err := checkKey(leaf); err != nil {
-		return "", refuse(CertUntrusted, "the certificate: %w", err)
+		return "", until, refuse(CertUntrusted, "the certificate: %w", err)
 	}
 	// One without extended key usage may be used for everything, also for what nobody has thought of.
 	if !slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageClientAuth) {
-		return "", refuse(CertUntrusted, "the certificate is not for clients of TLS (extended key usage)")
+		return "", until, refuse(CertUntrusted, "the certificate is not for clients of TLS (extended key usage)")
 	}
 	if leaf.IsCA {
-		return "", refuse(CertUntrusted, "the certificate is an authority's")
+		return "", until, refuse(CertUntrusted, "the certificate is an authority's")
 	}
 	if leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0 || leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0 {
-		return "", refuse(CertUntrusted, "the certificate's key usage is not digital signature without signing of certificates and lists")
+		return "", until, refuse(CertUntrusted, "the certificate's key usage is not digital signature without signing of certificates and lists")
 	}
-	pool := c.intermediates.Clone()
-	for _, s := range shown[1:] {
-		pool.AddCert(s)
-	}
-	chains, err := leaf.Verify(x509.VerifyOptions{Roots: c.roots, Intermediates: pool, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	if err != nil {
-		if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok && invalid.Reason == x509.Expired {
-			return "", refuse(CertExpired, "an authority's certificate: %w", err)
+	if known.list == nil {
+		if *known, err = c.chainsOf(shown, now); err != nil {
+			return "", until, err
 		}
-		return "", refuse(CertUntrusted, "the certificate: %w", err)
 	}
 	if life := leaf.NotAfter.Sub(leaf.NotBefore); c.lifetime != 0 && life > c.lifetime {
-		return "", refuse(RevocationStale, "the certificate lives for %s; at most %s is taken", life, c.lifetime)
+		return "", until, refuse(RevocationStale, "the certificate lives for %s; at most %s is taken", life, c.lifetime)
 	}
 	// A chain is good if none of its certificates is revoked.
 	err = nil
-	for _, chain := range chains {
-		if err = c.checkChain(chain, now); err == nil {
+	for _, chain := range known.list {
+		if until, err = c.checkChain(chain, now); err == nil {
 			break
 		}
 	}
 	if err != nil {
-		return "", err
+		return "", until, err
 	}
-	return c.identityOf(leaf)
+	who, err = c.identityOf(leaf)
+	return who, until, err
 }
 
-func (c *Clients) checkChain(chain []*x509.Certificate, now time.Time) error {
-	for _, in := range chain[:len(chain)-1] {
-		if in.IsCA {
-			if err := checkKey(in); err != nil {
-				return refuse(CertUntrusted, "authority %q: %w", in.Subject, err)
+// chainsOf verifies signatures.
+func (c *Clients) chainsOf(shown []*x509.Certificate, now time.Time) (k chains, err error) {
+	pool := c.intermediates.Clone()
+	for _, s := range shown[1:] {
+		pool.AddCert(s)
+	}
+	k.authorities = c.fingerprint
+	k.list, err = shown[0].Verify(x509.VerifyOptions{Roots: c.roots, Intermediates: pool, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	if err != nil {
+		if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok && invalid.Reason == x509.Expired {
+			return k, refuse(CertExpired, "an authority's certificate: %w", err)
+		}
+		return k, refuse(CertUntrusted, "the certificate: %w", err)
+	}
+	k.until = shown[0].NotAfter
+	for _, chain := range k.list {
+		for _, in := range chain {
+			k.until = earlier(k.until, in.NotAfter)
+			if in.NotBefore.After(k.from) {
+				k.from = in.NotBefore
 			}
 		}
 	}
+	return k, nil
+}
+
+// checkChain says until when a chain is good: the first of the ends of its certificates and lists.
+func (c *Clients) checkChain(chain []*x509.Certificate, now time.Time) (until time.Time, err error) {
+	until = chain[len(chain)-1].NotAfter
+	for _, in := range chain[:len(chain)-1] {
+		if in.IsCA {
+			if err := checkKey(in); err != nil {
+				return until, refuse(CertUntrusted, "authority %q: %w", in.Subject, err)
+			}
+		}
+		until = earlier(until, in.NotAfter)
+	}
 	if c.revocations == nil {
-		return nil
+		return until, nil
 	}
 	for i, in := range chain[:len(chain)-1] {
-		if err := c.revocations.check(in, chain[i+1], now); err != nil {
-			return err
+		end, err := c.revocations.check(in, chain[i+1], now)
+		if err != nil {
+			return until, err
 		}
+		until = earlier(until, end)
 	}
-	return nil
+	return until, nil
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // identityOf is the one subject alternative name of the kind. Names of other kinds are not looked at, but for the

@@ -80,7 +80,7 @@ type Limits struct {
 	Handshakes          int           // at once
 	HandshakesOf        int           // at once, of one /64 of IPv6 or one address of IPv4
 	HandshakeTime       time.Duration // of each
-	Connections         int           // open at once; each is verified again by one thread, at some 100 µs
+	Connections         int           // open at once
 	ConnectionsIdentity int           // of one identity
 	Streams             int           // requests at once of an HTTP/2 connection
 	RequestsIdentity    int           // requests of HTTP at once of one identity, on all its connections to a service

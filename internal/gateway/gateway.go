@@ -252,7 +252,8 @@ func (g *Gateway) watch(ctx context.Context) {
 }
 
 // Recheck holds all sessions against certificates, lists and rules as they are now, and ends those that would not
-// be let in again. It is called each quarter of a second, and by whoever has taken in a list.
+// be let in again. It is called each quarter of a second, and by whoever has taken in a list. A session is verified again when something
+// has changed that its verification rests on, and at the first end of what it rests on.
 func (g *Gateway) Recheck() {
 	now := g.config.Now()
 	g.mu.Lock()
@@ -284,7 +285,13 @@ func (g *Gateway) allowed(s *session, now time.Time) error {
 	if in.Opaque.On != (s.carried != nil) || (in.Destinations != nil) != s.proxied {
 		return refuse(Handshake, "the service has another protocol now")
 	}
-	who, err := g.verify(in.Clients, s.shown, now)
+	s.mu.Lock()
+	before, of := s.stood, s.of
+	s.mu.Unlock()
+	if of == in && before.holds(in.Clients, now) {
+		return g.isRevoked(s.identity)
+	}
+	who, stands, err := g.verify(in.Clients, s.shown, now, before)
 	if err != nil {
 		return err
 	}
@@ -306,6 +313,9 @@ func (g *Gateway) allowed(s *session, now time.Time) error {
 			return refuse(RuleNone, "%s leads to another address now", r.Host)
 		}
 	}
+	s.mu.Lock()
+	s.stood, s.of = stands, in
+	s.mu.Unlock()
 	return nil
 }
 

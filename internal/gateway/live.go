@@ -121,15 +121,15 @@ func revokedIdentity(identity string) error {
 }
 
 // verify says who holds a certificate, or refuses it.
-func (g *Gateway) verify(c *Clients, shown []*x509.Certificate, now time.Time) (string, error) {
-	who, err := c.Verify(shown, now)
+func (g *Gateway) verify(c *Clients, shown []*x509.Certificate, now time.Time, before standing) (string, standing, error) {
+	who, s, err := c.verify(shown, now, before)
 	if err == nil {
 		err = g.isRevoked(who)
 	}
 	if err != nil {
-		return "", err
+		return "", standing{}, err
 	}
-	return who, nil
+	return who, s, nil
 }
 
 func setOf(list []string) map[string]bool {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/big"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -20,6 +21,8 @@ const (
 type Revocations struct {
 	authorities []*x509.Certificate
 	olderThan   time.Duration
+
+	generation atomic.Uint64 // changes with lists
 
 	mu    sync.Mutex
 	lists map[string]*list // by authorityOf its issuer
@@ -95,6 +98,7 @@ func (r *Revocations) Take(der []byte, now time.Time) error {
 		}
 	}
 	r.lists[key] = in
+	r.generation.Add(1)
 	return nil
 }
 
@@ -119,28 +123,29 @@ func (r *Revocations) carry(from *Revocations) {
 			for _, a := range r.authorities {
 				if authorityOf(a) == k {
 					r.lists[k] = l
+					r.generation.Add(1)
 				}
 			}
 		}
 	}
 }
 
-// check refuses a certificate that its issuer has revoked, or of which that is not known.
-func (r *Revocations) check(c, issuer *x509.Certificate, now time.Time) error {
+// check refuses a certificate that its issuer has revoked, or of which that is not known. until is when the list gets too old.
+func (r *Revocations) check(c, issuer *x509.Certificate, now time.Time) (until time.Time, err error) {
 	r.mu.Lock()
 	l := r.lists[authorityOf(issuer)]
 	r.mu.Unlock()
 	switch {
 	case l == nil:
-		return refuse(RevocationStale, "there is no list of revoked certificates of %q", issuer.Subject)
+		return until, refuse(RevocationStale, "there is no list of revoked certificates of %q", issuer.Subject)
 	case now.After(l.nextTime):
-		return refuse(RevocationStale, "the list of %q should have been replaced at %s", issuer.Subject, l.nextTime.UTC().Format(time.RFC3339))
+		return until, refuse(RevocationStale, "the list of %q should have been replaced at %s", issuer.Subject, l.nextTime.UTC().Format(time.RFC3339))
 	case now.Sub(l.thisUpdate) > r.olderThan:
-		return refuse(RevocationStale, "the list of %q is of %s, older than %s", issuer.Subject, l.thisUpdate.UTC().Format(time.RFC3339), r.olderThan)
+		return until, refuse(RevocationStale, "the list of %q is of %s, older than %s", issuer.Subject, l.thisUpdate.UTC().Format(time.RFC3339), r.olderThan)
 	case now.Add(ahead).Before(l.thisUpdate):
-		return refuse(RevocationStale, "the list of %q is from the future", issuer.Subject)
+		return until, refuse(RevocationStale, "the list of %q is from the future", issuer.Subject)
 	case l.revoked[string(c.SerialNumber.Bytes())]:
-		return refuse(CertRevoked, "certificate %x is revoked", c.SerialNumber)
+		return until, refuse(CertRevoked, "certificate %x is revoked", c.SerialNumber)
 	}
-	return nil
+	return earlier(l.nextTime, l.thisUpdate.Add(r.olderThan)), nil
 }

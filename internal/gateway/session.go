@@ -32,6 +32,8 @@ type session struct {
 	resumed  bool
 
 	mu       sync.Mutex
+	stood    standing // when the session was verified last
+	of       *service // by whose settings; nil: it has not been since the handshake
 	requests map[uint64]inFlight
 	last     uint64
 	chains   map[string]bool // that requests have taken, chainsShown at most
@@ -200,7 +202,7 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 	state := secured.ConnectionState()
 	s := &session{
 		service: h.service, host: h.host, identity: h.identity, shown: state.PeerCertificates,
-		serial: fmt.Sprintf("%x", state.PeerCertificates[0].SerialNumber), client: client, conn: c, known: h.known,
+		serial: fmt.Sprintf("%x", state.PeerCertificates[0].SerialNumber), client: client, conn: c, known: h.known, stood: h.stood,
 		since: g.config.Now(), resumed: state.DidResume, requests: map[uint64]inFlight{}, chains: map[string]bool{},
 	}
 	if h.opaque.On {
@@ -352,6 +354,7 @@ type handshake struct {
 	known    bool
 	opaque   model.Opaque
 	proxied  bool
+	stood    standing
 	refusal  error
 }
 
@@ -377,7 +380,7 @@ func (h *handshake) settings(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	}
 	h.service, h.opaque, h.proxied = s.Name, s.Opaque, s.Destinations != nil
 	settings.VerifyConnection = func(state tls.ConnectionState) error {
-		h.identity, h.refusal = h.gateway.verify(s.Clients, state.PeerCertificates, h.gateway.config.Now())
+		h.identity, h.stood, h.refusal = h.gateway.verify(s.Clients, state.PeerCertificates, h.gateway.config.Now(), standing{})
 		h.known = s.Rules.Knows(h.identity)
 		if h.refusal == nil && s.Opaque.On && s.Destinations == nil {
 			h.refusal = s.admits(h.identity, h.host, state.NegotiatedProtocol)
