@@ -885,7 +885,7 @@ type By uint8
 
 const (
 	ByNothing By = 0
-	ByIcmp    By = 1 // echo, and errors about anything but segments of TCP
+	ByIcmp    By = 1 // echo; errors about all but segments of TCP
 	ByRelay   By = 2 // whatever is certainly not TCP
 )
 
