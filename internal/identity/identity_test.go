@@ -70,7 +70,7 @@ func TestACertificateSaysWhoItIsOf(t *testing.T) {
 		"the controller": {cert: issue(t, ca, ID{Controller: true}, key, noon), at: noon, want: Peer{ID: ID{Controller: true}}},
 		"an operator":    {cert: issue(t, ca, ID{Operator: "r1"}, key, noon), at: noon.Add(OperatorValid - time.Hour), want: Peer{ID: ID{Operator: "r1"}}},
 		"expired":        {cert: issue(t, ca, ID{Node: "r1"}, key, noon), at: noon.Add(CertificateValid + time.Second), want: Peer{ID: ID{Node: "r1"}, Expired: true}},
-		"of the future":  {cert: issue(t, ca, ID{Node: "r1"}, key, noon.Add(skew + time.Hour)), at: noon, says: "not yet valid"},
+		"of the future":  {cert: issue(t, ca, ID{Node: "r1"}, key, noon.Add(skew+time.Hour)), at: noon, says: "not yet valid"},
 		"another domain": {cert: issue(t, other, ID{Node: "r1"}, key, noon), at: noon, says: "unknown authority"},
 		"another root":   {cert: issue(t, same, ID{Node: "r1"}, key, noon), at: noon, says: "unknown authority"},
 		"the root":       {cert: root(t, ca), at: noon, says: "not one of a node"},
