@@ -242,8 +242,12 @@ func (l *loop) handle(e *unix.EpollEvent) {
 	default:
 		c := l.at(uint32(e.Fd))
 		// The event may be older than the connection that now has the number.
-		if c.open && c.sealed == nil && c.gen&generation == uint32(e.Pad)>>1 {
+		switch {
+		case !c.open || c.gen&generation != uint32(e.Pad)>>1:
+		case c.sealed == nil:
 			l.ready(c, int(e.Pad&1), e.Events)
+		case e.Events&unix.EPOLLERR != 0:
+			c.sealed.hasError(int(e.Pad & 1))
 		}
 	}
 }
@@ -363,8 +367,11 @@ func (l *loop) connectOnward(c *conn, client, server netip.AddrPort, class int) 
 // watchSide has all events of one side's socket reported once each, when they come.
 func (l *loop) watchSide(c *conn, side int) error {
 	const all = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI | unix.EPOLLET
-	return l.watch(int(c.fd[side]), all, int(c.number), int32(c.gen&generation)<<1|int32(side))
+	return l.watch(int(c.fd[side]), all, int(c.number), c.pad(side))
 }
+
+// pad is the second number of a connection's events: its generation, and the side.
+func (c *conn) pad(side int) int32 { return int32(c.gen&generation)<<1 | int32(side) }
 
 // openHandlers asks the functions for their handlers of both directions.
 func (l *loop) openHandlers(c *conn, about function.Connection) {

@@ -356,6 +356,15 @@ func (l *loop) handOver(c *conn) {
 			return
 		}
 		s.socket[side] = f
+		// Errors are always told: a reset of who sends is noticed also while the receiver does not read.
+		var raw error
+		if err := f.raw.Control(func(fd uintptr) { raw = l.watch(int(fd), unix.EPOLLET, int(c.number), c.pad(side)) }); errors.Join(err, raw) != nil {
+			for _, f := range s.socket[:side+1] {
+				f.Close()
+			}
+			l.reset(c, wordByWorker)
+			return
+		}
 		d := &c.dir[side]
 		s.flow[side], s.gates[side], d.flow, d.gates = d.flow, d.gates, nil, nil
 		if s.flow[side] != nil {
@@ -371,6 +380,14 @@ func (s *sealed) end(word int) {
 	s.count(word)
 	s.stop()
 	s.close()
+}
+
+// hasError ends the connection if one of its ends has reset it: goroutines do not notice while the other end does not read. Once
+// a side has ended they know what its reset means.
+func (s *sealed) hasError(side int) {
+	if !s.half.Load() {
+		s.end([2]int{wordByClient, wordByServer}[side])
+	}
 }
 
 // count counts the end of the connection, before anybody sees it. What comes first counts.

@@ -59,8 +59,8 @@ func newSealedWorld(t *testing.T, run ...string) *sealedWorld {
 	return newLimitedSealedWorld(t, Limits{Connections: 1000, Buffer: 1 << 20, Idle: time.Minute, HalfClosed: time.Minute}, run...)
 }
 
-// newLimitedSealedWorld has limits of memory, too.
-func newLimitedSealedWorld(t *testing.T, limits Limits, run ...string) *sealedWorld {
+// newSealedEnds is such a world without the worker.
+func newSealedEnds(t *testing.T) *sealedWorld {
 	t.Helper()
 	w := &sealedWorld{world: newWorld(t, true), t: t, to: towards["IPv6"]}
 	w.origin = w.listen(t, w.to)
@@ -72,6 +72,24 @@ func newLimitedSealedWorld(t *testing.T, limits Limits, run ...string) *sealedWo
 	w.server = tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 	w.dials, w.ends.From = keysOfPart(t)
 	w.ends.Origins = []SealedOrigin{{Service: "shop", Roots: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), Name: "shop.internal"}}
+	return w
+}
+
+// answer answers for keys.
+func (w *sealedWorld) answer(q Ask) (*Ends, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked = append(w.asked, q)
+	if w.refuse != nil {
+		return nil, w.refuse
+	}
+	return &w.ends, nil
+}
+
+// newLimitedSealedWorld has limits of memory, too.
+func newLimitedSealedWorld(t *testing.T, limits Limits, run ...string) *sealedWorld {
+	t.Helper()
+	w := newSealedEnds(t)
 	t.Setenv(asWorker, "1")
 	text, err := Text("dpi", port, 1, run, nil, nil, true, limits)
 	must(t, err)
@@ -79,15 +97,7 @@ func newLimitedSealedWorld(t *testing.T, limits Limits, run ...string) *sealedWo
 	must(t, err)
 	self, err := os.Executable()
 	must(t, err)
-	p, listeners, err := Start(w.place.NetNS(), self, text, nil, func(q Ask) (*Ends, error) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.asked = append(w.asked, q)
-		if w.refuse != nil {
-			return nil, w.refuse
-		}
-		return &w.ends, nil
-	})
+	p, listeners, err := Start(w.place.NetNS(), self, text, nil, w.answer)
 	must(t, err)
 	for _, l := range listeners {
 		must(t, l.Close())
@@ -268,7 +278,7 @@ func TestSealedWorkerTellsAnEndFromACut(t *testing.T) {
 // A receiver that does not read stops the sender.
 func TestSealedWorkerHoldsBackSenders(t *testing.T) {
 	w := newSealedWorld(t, `"count"`)
-	c, under, _ := w.pair()
+	c, under, server := w.pair()
 	must(t, under.SetWriteDeadline(time.Now().Add(2*time.Second)))
 	sent := 0
 	for piece := make([]byte, 64<<10); sent < 256<<20; {
@@ -281,6 +291,12 @@ func TestSealedWorkerHoldsBackSenders(t *testing.T) {
 	}
 	if sent >= 256<<20 {
 		t.Errorf("%d bytes were taken from the sender, and the receiver read none", sent)
+	}
+	// The sender's reset does not wait for the receiver.
+	must(t, errors.Join(under.SetLinger(0), under.Close()))
+	eventually(t, "the reset is noticed", func() bool { return w.process.Statistics().ResetByClient == 1 })
+	if _, err := io.Copy(io.Discard, server); !isReset(err) {
+		t.Errorf("the receiver hears %v; want a reset", err)
 	}
 }
 
