@@ -20,13 +20,19 @@ import (
 // staying starts a worker that outlives its parent, and returns where the next one finds it.
 func (w *world) staying(t *testing.T) (*Process, string) {
 	t.Helper()
+	text, err := Text("zip", port, 1, []string{`{"xor": {"passes": 0}}`}, nil, nil, false, Limits{Connections: 1000, Buffer: 1 << 20, Idle: time.Minute, HalfClosed: time.Minute})
+	must(t, err)
+	return w.stayingAs(t, text)
+}
+
+// stayingAs has another configuration.
+func (w *world) stayingAs(t *testing.T, text []byte) (*Process, string) {
+	t.Helper()
 	t.Setenv(asWorker, "1")
 	dir, err := os.MkdirTemp("", "ws") // the name of a socket is short
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	name := filepath.Join(dir, "worker")
-	text, err := Text("zip", port, 1, []string{`{"xor": {"passes": 0}}`}, nil, nil, false, Limits{Connections: 1000, Buffer: 1 << 20, Idle: time.Minute, HalfClosed: time.Minute})
-	must(t, err)
 	self, err := os.Executable()
 	must(t, err)
 	at, err := StaySocket(name)
@@ -259,5 +265,25 @@ func TestAWorkersPacketSocketsGetNoOtherFrames(t *testing.T) {
 		if n, err := unix.Read(fd, got); err != unix.EAGAIN {
 			t.Errorf("%s: %d bytes more, %v", c.name, n, err)
 		}
+	}
+}
+
+// A sealed connection that a worker lets in while it drains gets its keys from the parent that has told it to.
+func TestAWorkerThatDrainsGetsKeys(t *testing.T) {
+	w := newSealedEnds(t)
+	text, err := Text("dpi", port, 1, []string{`"count"`}, nil, nil, true, Limits{Connections: 1000, Buffer: 1 << 20, Idle: time.Minute, HalfClosed: time.Minute})
+	must(t, err)
+	p, name := w.stayingAs(t, text)
+	w.releases(t, p)
+	must(t, p.Leave())
+	f, err := Find(name)
+	must(t, errors.Join(err, closeAll(f.Files)))
+	w.process = f.TakeToDrain("dpi", w.answer)
+	t.Cleanup(func() { w.process.Kill() })
+	must(t, w.process.Drain())
+	c, _, server := w.pair() // its listener is there for ten more seconds
+	echoes(t, c, server)
+	if n := w.process.Statistics().Now; n != 1 {
+		t.Errorf("it has %d connections; want one", n)
 	}
 }
