@@ -431,6 +431,7 @@ func (s admin) Trace(ctx context.Context, r *connect.Request[v1.TraceRequest], s
 			}
 		}
 		if done {
+			s.c.traces.end(x) // before the caller knows: the next call may be of the same chain
 			return stream.Send(&v1.TraceResponse{Ended: &v1.TraceEnded{TimedOut: x.expired, Foreign: x.foreign, Suppressed: x.suppressed}})
 		}
 		select {

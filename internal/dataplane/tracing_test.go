@@ -44,6 +44,13 @@ func (b *bed) traced(d *Dataplane) (next func() event.Hop) {
 // A trace goes on over changes of the plan, epochs and generations, counts its packets exactly, and leaves nothing.
 func TestATraceOutlivesChangesOfThePlan(t *testing.T) {
 	b := newBed(t)
+	changes := 0
+	b.cfg.before = func(step, what string) error {
+		if step == stepChange && what == string(tables.MapHeadends) {
+			changes++
+		}
+		return nil
+	}
 	d := b.open()
 	trace := event.Trace{ID: 1, Path: 1, Packets: 3}
 	if err := d.Trace([]event.Trace{trace}); err == nil || !strings.Contains(err.Error(), "no plan is in force") {
@@ -88,9 +95,10 @@ func TestATraceOutlivesChangesOfThePlan(t *testing.T) {
 	b.must(d.Trace([]event.Trace{trace})) // it goes on
 	hop(0)
 	before := b.world()
+	changes = 0
 	b.must(b.do(d.Reconcile)) // finds nothing that is not the plan's
-	if now := b.world(); now.Generations[0] != before.Generations[0] || marks() != 1 {
-		t.Errorf("after Reconcile: %v and %d marks, before %v", now.Generations, marks(), before.Generations)
+	if now := b.world(); now.Generations[0] != before.Generations[0] || marks() != 1 || changes != 0 {
+		t.Errorf("after Reconcile: %v, %d marks and %d changes, before %v", now.Generations, marks(), changes, before.Generations)
 	}
 	turned := bedNode()
 	turned.Headends = []plan.Headend{xtest.HeadendOf(1, 1, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db8:1::/48")}, 3)}
