@@ -191,4 +191,9 @@ func TestTheWorkersThatDrainAreBounded(t *testing.T) {
 		}
 		<-d.process.Ended()
 	}
+	for limit := time.Now().Add(patience); len(readRecords(t, dir).Workers) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("workers that have ended stay written down")
+		}
+	}
 }

@@ -357,7 +357,7 @@ func TestSignaturesBehindTheirCertificatesEndAreCounted(t *testing.T) {
 	if v, err := s.verify(trust); err != nil || v.Signed.Late != 1 {
 		t.Errorf("%+v, %v; want one that is late", v.Signed, err)
 	}
-	early := newSigning(t, nodeKey(t, ca, "r1", time.Now().Add(time.Hour)))
+	early := newSigning(t, nodeKey(t, ca, "r1", time.Now().Add(24*time.Hour)))
 	early.sign(3)
 	if _, err := early.verify(trust); err == nil || !strings.Contains(err.Error(), "before the certificate of its key") {
 		t.Errorf("before its certificate: %v", err)
