@@ -262,6 +262,7 @@ func TestATunnelEndsWithItsIdentity(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ended := make(chan error, 1)
 			w := proxied(t, func(c *net.TCPConn) {
+				io.ReadFull(c, make([]byte, len("ahead"))) // what goes on later would begin the time anew
 				io.WriteString(c, "hello")
 				_, err := io.Copy(io.Discard, c)
 				ended <- err

@@ -204,11 +204,12 @@ func (c *carried) pass(to halfCloser, from net.Conn, count *atomic.Int64, now fu
 	for {
 		n, err := from.Read(b)
 		if n > 0 {
+			came := now() // before it goes on: who has it may have gone on, too
 			if _, err := to.Write(b[:n]); err != nil {
 				return err
 			}
 			count.Add(int64(n))
-			c.moved.Store(now().UnixNano())
+			c.moved.Store(came.UnixNano())
 		}
 		if errors.Is(err, io.EOF) {
 			return to.CloseWrite()
