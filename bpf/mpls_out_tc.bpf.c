@@ -26,11 +26,12 @@ static __always_inline int back_labels(struct __sk_buff *skb, bool core)
 	__u32 proxy;
 	reason_t r = labels_restore(skb, &back, &proxy);
 
-	p = proxy_find(proxy);
-	if (!r && !p)
-		r = REASON(PROXY_MISSING_BUG);
 	if (r)
 		return ws_refuse(skb, r, back.err);
+	/* Asked by itself: the verifier of Linux 6.1 would forget the answer. */
+	p = proxy_find(proxy);
+	if (!p)
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	return restored_out(skb, p, back.exit, core);
 }
 

@@ -56,7 +56,8 @@ static __always_inline void by_metadata(struct __sk_buff *skb,
 	back->err = err;
 	if (back->bad == KEPT_OTHER) {
 		labels_expire(skb, expires);
-		back->slot = kept;
+		back->by_index = true;
+		back->kept = kept;
 		return;
 	}
 	slot_give(c, SLOT_FREE);
@@ -88,7 +89,7 @@ static __always_inline void by_content(struct __sk_buff *skb,
 	back->bad = restore(skb, c, &back->exit, &err);
 	back->err = err;
 	if (back->bad == KEPT_OTHER) {
-		back->labels = entry;
+		back->kept = entry;
 		return;
 	}
 	cache_give(entry, TAG_FREE);
@@ -119,12 +120,12 @@ static __always_inline int labels_back(struct __sk_buff *skb,
 {
 	struct ws_cached *c;
 
-	if (back->labels) {
-		labels_jump(skb, LABELS_BACK, back->labels);
-		cache_give(back->labels, TAG_FREE);
+	if (!back->by_index) {
+		labels_jump(skb, LABELS_BACK, back->kept);
+		cache_give(back->kept, TAG_FREE);
 	} else {
-		labels_jump(skb, LABELS_BACK_SLOT, back->slot);
-		c = slot_find(back->slot);
+		labels_jump(skb, LABELS_BACK_SLOT, back->kept);
+		c = slot_find(back->kept);
 		if (c)
 			slot_give(c, SLOT_FREE);
 	}

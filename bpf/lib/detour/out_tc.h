@@ -29,12 +29,14 @@
 /* The result for a packet that has come back. */
 struct back {
 	bool found; /* a header was kept for it */
+	bool by_index; /* kept is a slot */
 	reason_t bad; /* why the packet is refused */
 	__s32 err; /* of a helper */
 	__u32 exit; /* index of the remembered next hop */
-	/* If bad is KEPT_OTHER: the entry of its header in ws_cache, plus 1, or if that is 0 ... */
-	__u32 labels;
-	__u32 slot; /* ... the slot of its header in ws_slots */
+	/* If bad is KEPT_OTHER: the slot of its header in
+	 * ws_slots, or the entry in ws_cache, plus 1.
+	 */
+	__u32 kept;
 };
 
 /* Greater than every reason: the packet is unchanged, and its header is of

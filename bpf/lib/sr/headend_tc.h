@@ -142,7 +142,8 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	if (!OUTER_IS_IP && skb->gso_size && (leaves || !port_is_edge(skb))) {
 		if (!leaves) /* its frames go on as those that leave */
 			ip_decrement(in);
-		return segment_leave(skb, index);
+		/* Read again: the stack has no room to keep index. */
+		return segment_leave(skb, skb->cb[1]);
 	}
 	if (!OUTER_IS_IP && skb->gso_size)
 		return segment_enter(skb);
