@@ -5,9 +5,11 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is for what must come; nothing waits that long when all is well.
-const patience = 2 * time.Minute
+var patience = await.Limit(2 * time.Minute)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/manifest"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -158,7 +159,7 @@ func TestEndsShakeHandsWhileKeysChange(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, stop := context.WithTimeout(t.Context(), await.Limit(20*time.Second))
 		defer stop()
 		near, far := buffered(t) // each end sends before the other one reads
 		defer near.Close()

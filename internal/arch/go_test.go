@@ -75,7 +75,7 @@ var onlyTests = []string{"internal/tables/xtest", "test"}
 
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
-	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/flowrecords", "internal/gateway/policy", "internal/ipfix", "internal/manifest", "internal/metrics", "internal/model", "internal/mpls", "internal/pcapng", "internal/plan",
+	"internal/abi", "internal/api", "internal/event", "internal/explain", "internal/flowrecords", "internal/gateway/policy", "internal/ipfix", "internal/manifest", "internal/metrics", "internal/model", "internal/mpls", "internal/pcapng", "internal/plan",
 	"internal/pot", "internal/routing", "internal/srv6", "internal/stream/function", "internal/tables", "internal/yamlfile",
 }
 

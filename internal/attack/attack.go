@@ -24,6 +24,7 @@ import (
 
 	"github.com/waystamp/waystamp/examples"
 	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/host"
@@ -34,11 +35,12 @@ import (
 )
 
 // Time limits on a busy machine. A run without errors waits for none of them.
-const (
-	verdictTime = 20 * time.Second // for a packet to arrive, or be refused
-	followTime  = 30 * time.Second // for an agent to follow its plan
-	pollEvery   = 2 * time.Millisecond
+var (
+	verdictTime = await.Limit(20 * time.Second) // for a packet to arrive, or be refused
+	followTime  = await.Limit(30 * time.Second) // for an agent to follow its plan
 )
+
+const pollEvery = 2 * time.Millisecond
 
 // The ports of the listeners behind the egress. Chain c takes packets to rulePort, chain d
 // packets to filterPort, chains e and f packets to labelPort, chains g and h connections to
@@ -171,7 +173,7 @@ func Run(ctx context.Context, c Config) (results []Result, err error) {
 		return nil, err
 	}
 	defer func() {
-		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), await.Limit(time.Minute))
 		defer cancel()
 		err = errors.Join(err, s.close(down))
 	}()
@@ -244,7 +246,7 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 	}
 	defer func() {
 		if err != nil {
-			down, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+			down, cancel := context.WithTimeout(context.WithoutCancel(ctx), await.Limit(time.Minute))
 			defer cancel()
 			err = errors.Join(err, s.close(down))
 		}

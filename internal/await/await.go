@@ -2,7 +2,7 @@
 // and compiling it takes seconds, and nothing in there listens to a context; nor
 // does anything have to be cleaned up. So it is not waited for. Whatever holds a
 // lock, a file or a kernel object is not to be run by it. Commands, internal/lab and
-// internal/agent call it.
+// internal/agent call it. It also has the factor by which tests and labs multiply their deadlines.
 package await
 
 import "context"

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/controller"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
@@ -212,7 +213,7 @@ func TestOperatorsOverTheNetwork(t *testing.T) {
 
 // eventually runs a command that changes nothing until it says so, for what the controller does next.
 func eventually(run func(...string) (string, string, int), said func(stdout, stderr string, code int) bool, args ...string) (stdout, stderr string, code int) {
-	for deadline := time.Now().Add(time.Minute); ; {
+	for deadline := time.Now().Add(await.Limit(time.Minute)); ; {
 		stdout, stderr, code = run(args...)
 		if said(stdout, stderr, code) || time.Now().After(deadline) {
 			return stdout, stderr, code

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // interrupting is a command that is asked to end.
@@ -37,7 +39,7 @@ func (c *interrupting) at(t *testing.T, after time.Duration, s os.Signal) {
 	case c.signals <- s:
 	case <-c.ended:
 		t.Fatalf("the signal before that after %s has ended it", after)
-	case <-time.After(time.Minute):
+	case <-time.After(await.Limit(time.Minute)):
 		t.Fatalf("nobody hears the signal after %s", after)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"connectrpc.com/connect"
 	"go.uber.org/goleak"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/member"
 	"github.com/waystamp/waystamp/internal/plan"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
@@ -36,7 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is for what must come; nothing waits that long when all is well.
-const patience = time.Minute
+var patience = await.Limit(time.Minute)
 
 // drain is short: the fake agents have no packets.
 const drain = 20 * time.Millisecond

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -75,7 +74,7 @@ func TestConnectionsComeByOneInterface(t *testing.T) {
 		for _, host := range []string{fmt.Sprintf("[fd00:%d::1]", i), fmt.Sprintf("10.0.%d.1", i)} {
 			for _, port := range []int{bound, 80, 55555} {
 				must(far.NetNS().Do(func() error {
-					c, err := net.DialTimeout("tcp", fmt.Sprintf("%s:%d", host, port), time.Minute)
+					c, err := net.DialTimeout("tcp", fmt.Sprintf("%s:%d", host, port), waitLimit)
 					if err == nil {
 						c.Close()
 					}

@@ -17,12 +17,17 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 )
 
 // A test that was killed leaves its instance's pins, and programs on interfaces
 // with them. The next run removes them.
 func TestMain(m *testing.M) {
+	if _, err := await.Patience(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	if err := removeDead(DefaultPinDir); err != nil {
 		fmt.Fprintln(os.Stderr, "remove what killed tests have left:", err)
 		os.Exit(1)

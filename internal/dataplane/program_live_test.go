@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -26,7 +27,7 @@ import (
 )
 
 // waitLimit is how long an event may take that is sure to come.
-const waitLimit = time.Minute
+var waitLimit = await.Limit(time.Minute)
 
 // live is a rig whose TC programs are attached, with sockets on the far ends of
 // its interfaces: for what a test run does not have, such as super-packets with

@@ -23,6 +23,7 @@ import (
 	"github.com/waystamp/waystamp/examples"
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/host"
@@ -41,10 +42,10 @@ const (
 
 // How long things may take on a busy machine. None of them is waited out where
 // all is well.
-const (
-	followTime = time.Minute            // for an agent to follow its plan file
-	settleTime = 30 * time.Second       // for packets under way to arrive
-	replyTime  = 700 * time.Millisecond // for answers that must not come
+var (
+	followTime = await.Limit(time.Minute)            // for an agent to follow its plan file
+	settleTime = await.Limit(30 * time.Second)       // for packets under way to arrive
+	replyTime  = await.Limit(700 * time.Millisecond) // for answers that must not come
 )
 
 // Config says how the demo runs.
@@ -211,7 +212,7 @@ func (s *stage) play(ctx context.Context, m manifest.Manifest, scheme model.Sche
 				return
 			}
 		}
-		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), await.Limit(time.Minute))
 		defer cancel()
 		if downErr := s.lab.Down(down); downErr != nil {
 			err = errors.Join(err, downErr)

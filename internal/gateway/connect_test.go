@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/gateway/policy"
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -37,7 +38,7 @@ func proxied(t *testing.T, serve func(*net.TCPConn), change func(*world, *Config
 			}
 			wait.Go(func() {
 				defer c.Close()
-				c.SetDeadline(time.Now().Add(time.Minute))
+				c.SetDeadline(time.Now().Add(await.Limit(time.Minute)))
 				serve(c.(*net.TCPConn))
 			})
 		}

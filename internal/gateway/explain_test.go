@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -122,7 +123,7 @@ func TestExplainSaysWhatTheGatewayDoes(t *testing.T) {
 			conn.Close()
 		}
 		rule, reason := 0, Reason("")
-		for deadline := time.Now().Add(20 * time.Second); rule == 0 && reason == ""; {
+		for deadline := time.Now().Add(await.Limit(20 * time.Second)); rule == 0 && reason == ""; {
 			for _, r := range w.log()[before:] {
 				if r.Event == EventDecided {
 					rule = r.Rule

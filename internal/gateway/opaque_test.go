@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/gateway/policy"
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -40,7 +41,7 @@ func opaqueWorld(t *testing.T, o model.Opaque, speaks []string, serve func(*tls.
 				}
 				wait.Go(func() {
 					defer conn.Close()
-					conn.SetDeadline(time.Now().Add(time.Minute))
+					conn.SetDeadline(time.Now().Add(await.Limit(time.Minute)))
 					if s := conn.(*tls.Conn); s.Handshake() == nil {
 						serve(s)
 					}
@@ -86,7 +87,7 @@ func (w *world) dbAs(c tls.Certificate, protocols ...string) *tls.Conn {
 // line waits for the n-th line of an event in the log.
 func (w *world) line(event Event, n int) Record {
 	w.t.Helper()
-	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); {
+	for until := time.Now().Add(await.Limit(10 * time.Second)); time.Now().Before(until); {
 		seen := 0
 		for _, r := range w.log() {
 			if r.Event == event {

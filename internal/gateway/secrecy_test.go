@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/test/tlsrecord"
 )
 
@@ -51,7 +52,7 @@ func (w *world) recorded(t *testing.T, c tls.Certificate, kept tls.ClientSession
 	settings.CurvePreferences = []tls.CurveID{tls.X25519} // without ML-KEM, which is ephemeral by its nature
 	conn := tls.Client(tap, settings)
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	conn.SetDeadline(time.Now().Add(await.Limit(20 * time.Second)))
 	r, err := ask(conn, "GET", "/"+secrecyMarker, "shop.example.org")
 	if err == nil {
 		_, err = io.Copy(io.Discard, r.Body)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -192,7 +193,7 @@ func (w *world) held(c *tls.Certificate) *tls.Conn {
 // over waits until the other side has closed a connection.
 func over(t *testing.T, c net.Conn) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	c.SetReadDeadline(time.Now().Add(await.Limit(10 * time.Second)))
 	n, err := io.Copy(io.Discard, c)
 	if e, ok := err.(net.Error); ok && e.Timeout() {
 		t.Fatalf("the connection is open after ten seconds, and brought %d bytes", n)
@@ -242,7 +243,7 @@ func TestALiveConnectionEndsWithItsIdentity(t *testing.T) {
 			test.end(t, w, alice)
 			over(t, ends)
 			w.refused(test.why)
-			for deadline := time.Now().Add(10 * time.Second); !slices.ContainsFunc(w.log(), func(r Record) bool { return r.Event == EventClosed && r.Reason == test.why }); {
+			for deadline := time.Now().Add(await.Limit(10 * time.Second)); !slices.ContainsFunc(w.log(), func(r Record) bool { return r.Event == EventClosed && r.Reason == test.why }); {
 				if time.Now().After(deadline) {
 					t.Fatalf("no end of a session is logged as %s", test.why)
 				}
@@ -353,7 +354,7 @@ func TestHandshakesOfOneSourceAreBounded(t *testing.T) {
 	}
 	// Once they are over, others have their turn.
 	alice := w.staff.client(t, "/eng/alice")
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(await.Limit(10 * time.Second)); ; {
 		if status, err := w.get(&alice, "/x"); err == nil && status == 200 {
 			return
 		}
@@ -488,7 +489,7 @@ func TestConnectionsOfOneIdentityAreBounded(t *testing.T) {
 	w.refused(Limit)
 	w.held(&bob)
 	first.Close()
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(await.Limit(10 * time.Second)); ; {
 		if status, err := w.get(&alice, "/x"); err == nil && status == 200 {
 			return
 		}
@@ -506,7 +507,7 @@ func TestWhatCannotBeLoggedIsNotLetIn(t *testing.T) {
 			t.Errorf("answered with %d", status)
 		}
 		// The client may know before it is counted.
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(await.Limit(10 * time.Second)); ; time.Sleep(time.Millisecond) {
 			n := w.gateway.Refused()[AuditFailed]
 			if n == 1 {
 				break

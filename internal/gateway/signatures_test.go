@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/identity"
 )
 
@@ -471,7 +472,7 @@ func TestAWriterThatChangesTheLogIsFound(t *testing.T) {
 		if err := change(s.log.file, string(text)); err != nil {
 			t.Fatal(err)
 		}
-		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, stop := context.WithTimeout(t.Context(), await.Limit(20*time.Second))
 		if err := s.s.Run(ctx); err == nil {
 			t.Errorf("%s: nothing is said", name)
 		}

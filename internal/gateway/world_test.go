@@ -27,6 +27,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/gateway/policy"
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -282,7 +283,7 @@ func (w *world) connect(c *tls.Config) (*tls.Conn, error) {
 		return nil, err
 	}
 	conn := tls.Client(raw, c)
-	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	conn.SetDeadline(time.Now().Add(await.Limit(20 * time.Second)))
 	if err := conn.Handshake(); err != nil {
 		raw.Close()
 		return nil, err
@@ -353,7 +354,7 @@ func (w *world) log() []Record {
 // refused waits for a refusal to be counted, and checks that it is the only one.
 func (w *world) refused(why Reason) {
 	w.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(await.Limit(10 * time.Second)); ; {
 		m := w.gateway.Refused()
 		switch {
 		case len(m) == 1 && m[why] > 0:

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -72,7 +73,7 @@ func must(t *testing.T, err error) {
 
 func soon(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Limit(time.Minute))
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -192,7 +193,7 @@ func TestDoDropsAThreadThatCannotReturn(t *testing.T) {
 		}
 		must(t, ns.Do(func() error { tid = unix.Gettid(); return nil }))
 	}
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(await.Limit(time.Minute))
 	for {
 		_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid))
 		if errors.Is(err, fs.ErrNotExist) {

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -116,7 +117,7 @@ func (l *Lab) Detach(ctx context.Context, node string) (err error) {
 		return err
 	}
 	defer ns.Close()
-	ctx, cancel := context.WithTimeout(ctx, detachTime)
+	ctx, cancel := context.WithTimeout(ctx, await.Limit(detachTime))
 	defer cancel()
 	cmd := host.Command(ctx, ns, l.binary(),
 		"agent", "--detach", "--yes", "--instance", m.Agent.Instance, "--run-dir", m.Agent.RunDir, "--state-dir", m.Agent.RunDir)

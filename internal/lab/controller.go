@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -151,7 +152,7 @@ func (l *Lab) control(ctx context.Context, file string, progress func(node strin
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		ctx, cancel := context.WithTimeoutCause(ctx, followTime, fmt.Errorf("the file is not in force after %s", followTime))
+		ctx, cancel := context.WithTimeoutCause(ctx, await.Limit(followTime), fmt.Errorf("the file is not in force after %s", await.Limit(followTime)))
 		defer cancel()
 		_, err := l.Operate(ctx, "apply", "-f", file, "--wait")
 		return err

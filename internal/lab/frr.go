@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -68,7 +69,7 @@ func frrProgram(dirs []string, name string) string {
 // startRouting runs FRR at each station that has a speaker, and waits until all have
 // learned their routes. Without such stations it does nothing.
 func (l *Lab) startRouting(ctx context.Context, w layout, d model.Domain, paths []plan.Path) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, convergeTime, fmt.Errorf("BGP has not led everywhere after %s", convergeTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, await.Limit(convergeTime), fmt.Errorf("BGP has not led everywhere after %s", await.Limit(convergeTime)))
 	defer cancel()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, s := range w.stations {

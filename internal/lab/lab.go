@@ -103,6 +103,9 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 			return nil, fmt.Errorf("find the program to run agents from: %w; install it beside waystamp-lab (make build builds both)", err)
 		}
 	}
+	if _, err := await.Patience(); err != nil {
+		return nil, err
+	}
 	need := []host.Feature{host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureIPv6, host.FeatureVeth}
 	if slices.ContainsFunc(c.Lab.Routers, func(r model.LabRouter) bool { return len(r.SIDs) > 0 }) {
 		need = append(need, host.FeatureSEG6Local)
@@ -139,7 +142,7 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 		if err == nil {
 			return
 		}
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), await.Limit(undoTime))
 		defer cancel()
 		if downErr := l.takeDown(undo); downErr != nil {
 			err = errors.Join(err, fmt.Errorf("undo lab %s: %w; try: waystamp lab down --prefix %s", l.Prefix(), downErr, l.Prefix()))

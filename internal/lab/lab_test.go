@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -109,7 +110,7 @@ func must(t *testing.T, err error) {
 }
 
 // patience is for what must come; nothing waits that long when all is well.
-const patience = 5 * time.Minute
+var patience = await.Limit(5 * time.Minute)
 
 func soon(t *testing.T) context.Context {
 	t.Helper()

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -69,7 +70,7 @@ func (l *Lab) launchIn(ctx context.Context, ns *host.NetNS, name string, record 
 	if err != nil {
 		return errors.Join(err, cmd.Process.Kill(), cmd.Wait())
 	}
-	waiting, cancel := context.WithTimeoutCause(ctx, readyTime, fmt.Errorf("it is not ready after %s", readyTime))
+	waiting, cancel := context.WithTimeoutCause(ctx, await.Limit(readyTime), fmt.Errorf("it is not ready after %s", await.Limit(readyTime)))
 	defer cancel()
 	// Told from other causes, such as another process that has ended.
 	ended := errors.New("the process has ended")

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // process is a process that cannot be taken for another one with the same
@@ -90,7 +92,7 @@ func (p process) signal(ctx context.Context, grace time.Duration, signals ...uni
 		if err != nil {
 			return fmt.Errorf("send %s to process %d: %w", unix.SignalName(signal), p.pid, err)
 		}
-		waiting, cancel := context.WithTimeout(ctx, grace)
+		waiting, cancel := context.WithTimeout(ctx, await.Limit(grace))
 		ended := awaitEnd(waiting, f)
 		cancel()
 		if ended {

@@ -24,11 +24,12 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
 // PingConfig says how Ping pings. Its zero value is one request that is waited
-// for a second.
+// for a second (await.Limit).
 type PingConfig struct {
 	Source   netip.Addr    // zero: the namespace's choice
 	Count    int           // requests; 0: 1
@@ -77,7 +78,7 @@ func Ping(ctx context.Context, ns *host.NetNS, dst netip.Addr, c PingConfig) (r 
 		c.Count = 1
 	}
 	if c.Timeout == 0 {
-		c.Timeout = time.Second
+		c.Timeout = await.Limit(time.Second)
 	}
 	if c.Count < 1 || c.Count > math.MaxUint16 {
 		return r, fmt.Errorf("ping %s: %d requests are not 1 to %d", dst, c.Count, math.MaxUint16)
@@ -275,7 +276,7 @@ func Serve(ns *host.NetNS, addr netip.AddrPort, c Content) (*Server, error) {
 		done: make(chan struct{}),
 		http: &http.Server{
 			ErrorLog:          log.New(io.Discard, "", 0), // clients that go away are the test's matter
-			ReadHeaderTimeout: time.Minute,
+			ReadHeaderTimeout: await.Limit(time.Minute),
 			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.Method != http.MethodGet {
 					w.WriteHeader(http.StatusMethodNotAllowed)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -40,7 +41,7 @@ func must(t *testing.T, err error) {
 
 func soon(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Limit(2*time.Minute))
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -111,7 +112,7 @@ func datagram(to string, port uint16) error {
 // until waits for counters that packets in flight are about to change.
 func until(t *testing.T, reached func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !reached(); {
+	for deadline := time.Now().Add(await.Limit(10 * time.Second)); !reached(); {
 		if time.Now().After(deadline) {
 			t.Error("the packets did not arrive within 10 s")
 			return

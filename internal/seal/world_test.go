@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 func newKey(t testing.TB) (ed25519.PublicKey, ed25519.PrivateKey) {
@@ -146,7 +148,7 @@ type session struct {
 // talk sends payload from the end that dials, and back from the other one, over wires.
 func talk(t testing.TB, dials, accepts *Part, d, a wire, payload, back []byte) (s session) {
 	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), await.Limit(time.Minute))
 	defer stop()
 	var wait sync.WaitGroup
 	wait.Go(func() {

@@ -14,10 +14,12 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/v3"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // patience is for what must come.
-const patience = time.Minute
+var patience = await.Limit(time.Minute)
 
 func openEtcd(t *testing.T, dir string) *Etcd {
 	t.Helper()

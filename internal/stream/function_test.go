@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // testKeys are the keys of workers in tests.
@@ -180,7 +182,7 @@ func TestHTTPGoesThrough(t *testing.T) {
 				for _, keep := range []bool{true, false} {
 					transport := &http.Transport{DisableKeepAlives: !keep, DialContext: func(context.Context, string, string) (net.Conn, error) { return w.dial(to) }}
 					defer transport.CloseIdleConnections()
-					client := http.Client{Transport: transport, Timeout: time.Minute}
+					client := http.Client{Transport: transport, Timeout: await.Limit(time.Minute)}
 					for i, n := range []int{0, 1, 1000, 3_000_000, 17, 200_000} {
 						url := fmt.Sprintf("http://%s/?bytes=%d", to, n)
 						r, err := client.Post(url, "application/octet-stream", bytes.NewReader(make([]byte, i*100_000)))

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/seal"
 )
@@ -69,7 +70,7 @@ func newThroughWorld(t *testing.T) *throughWorld {
 	w.s = &sealed{l: w.l}
 	w.s.quit, w.s.stop = context.WithCancel(t.Context())
 	var sessions [2]*seal.Conn
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), await.Limit(time.Minute))
 	defer stop()
 	for i := range sessions {
 		far, own := workersEnd(t)
@@ -227,7 +228,7 @@ func newPlainWorld(t *testing.T) *plainWorld {
 // open opens a plain connection, and leaves it open until the test ends.
 func (w *plainWorld) open(client, server netip.Addr, from uint16) (in, out *socketFile, err error) {
 	w.t.Helper()
-	ctx, stop := context.WithTimeout(w.t.Context(), 10*time.Second)
+	ctx, stop := context.WithTimeout(w.t.Context(), await.Limit(10*time.Second))
 	defer stop()
 	must(w.t, w.place.NetNS().Do(func() error {
 		if in, out, err = w.p.open(ctx, netip.AddrPortFrom(client, from), server); err == nil {

@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/seal"
 )
 
@@ -115,7 +116,7 @@ func (w *sealedWorld) seal(p seal.Part, service string) (*seal.Conn, *net.TCPCon
 		return nil, nil, err // it may be reset as soon as it is there
 	}
 	w.t.Cleanup(func() { under.Close() })
-	ctx, stop := context.WithTimeout(w.t.Context(), 30*time.Second)
+	ctx, stop := context.WithTimeout(w.t.Context(), await.Limit(30*time.Second))
 	defer stop()
 	c, err := p.Dial(ctx, under, service, seal.HTTP1)
 	return c, under, err
@@ -123,7 +124,7 @@ func (w *sealedWorld) seal(p seal.Part, service string) (*seal.Conn, *net.TCPCon
 
 // accept takes the next session at the origin.
 func (w *sealedWorld) accept() (*tls.Conn, error) {
-	w.origin.SetDeadline(time.Now().Add(30 * time.Second))
+	w.origin.SetDeadline(time.Now().Add(await.Limit(30 * time.Second)))
 	under, err := w.origin.AcceptTCP()
 	if err != nil {
 		return nil, err
@@ -208,7 +209,7 @@ func TestSealedWorkerRefuses(t *testing.T) {
 	// The origin takes TCP; nothing of TLS may come to it.
 	silent := func() {
 		t.Helper()
-		w.origin.SetDeadline(time.Now().Add(30 * time.Second))
+		w.origin.SetDeadline(time.Now().Add(await.Limit(30 * time.Second)))
 		o, err := w.origin.AcceptTCP()
 		must(t, err)
 		defer o.Close()
@@ -279,7 +280,7 @@ func TestSealedWorkerTellsAnEndFromACut(t *testing.T) {
 func TestSealedWorkerHoldsBackSenders(t *testing.T) {
 	w := newSealedWorld(t, `"count"`)
 	c, under, server := w.pair()
-	must(t, under.SetWriteDeadline(time.Now().Add(2*time.Second)))
+	must(t, under.SetWriteDeadline(time.Now().Add(await.Limit(2*time.Second))))
 	sent := 0
 	for piece := make([]byte, 64<<10); sent < 256<<20; {
 		n, err := c.Write(piece)
@@ -306,7 +307,7 @@ func TestSealedPiecesDoNotWaitForEachOther(t *testing.T) {
 	for _, run := range []string{`"count"`, `{"limit": {"connection": 20000000}}`} {
 		w := newSealedWorld(t, run)
 		c, under, server := w.pair()
-		deadline := time.Now().Add(60 * time.Second)
+		deadline := time.Now().Add(await.Limit(60 * time.Second))
 		must(t, errors.Join(under.SetDeadline(deadline), server.SetDeadline(deadline)))
 		var wait sync.WaitGroup
 		inBackground(t, &wait, func() error {
@@ -374,7 +375,7 @@ func TestBatchesOfAWorkerAreBounded(t *testing.T) {
 		var servers []*tls.Conn
 		for i := range c.connections {
 			client, under, server := w.pair()
-			deadline := time.Now().Add(2 * time.Minute)
+			deadline := time.Now().Add(await.Limit(2 * time.Minute))
 			must(t, errors.Join(under.SetDeadline(deadline), server.SetDeadline(deadline)))
 			servers = append(servers, server)
 			inBackground(t, &wait, func() error {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -150,7 +151,7 @@ func TestAWorkerEndsWithItsInterface(t *testing.T) {
 	must(t, w.place.DeleteLink("w"))
 	select {
 	case <-p.Ended():
-	case <-time.After(30 * time.Second):
+	case <-time.After(await.Limit(30 * time.Second)):
 		t.Error("the worker goes on without its interface")
 	}
 	must(t, p.Close())
@@ -192,7 +193,7 @@ func TestAWorkerThatDrainsKeepsItsConnections(t *testing.T) {
 	}
 	select {
 	case <-p.Ended():
-	case <-time.After(30 * time.Second):
+	case <-time.After(await.Limit(30 * time.Second)):
 		t.Error("the worker goes on without a connection")
 	}
 }

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 func TestServerSeesTheClientsAddressAndPort(t *testing.T) {
@@ -175,7 +177,7 @@ func playSteps(rt *rapid.T, t *testing.T, w *world, l *net.TCPListener, to netip
 		rt.Fatal(err)
 	}
 	defer c.Close()
-	l.SetDeadline(time.Now().Add(30 * time.Second))
+	l.SetDeadline(time.Now().Add(await.Limit(30 * time.Second)))
 	s, err := l.AcceptTCP()
 	if err != nil {
 		rt.Fatal(err)
@@ -267,7 +269,7 @@ func TestAReaderThatDoesNotReadStopsTheSender(t *testing.T) {
 				c, s := w.pair(t, l, to)
 				b := make([]byte, 1<<20)
 				sent := 0
-				c.SetWriteDeadline(time.Now().Add(3 * time.Second))
+				c.SetWriteDeadline(time.Now().Add(await.Limit(3 * time.Second)))
 				for {
 					n, err := c.Write(b)
 					sent += n
@@ -510,7 +512,7 @@ func TestAWorkerWithoutDescriptorsRefuses(t *testing.T) {
 // connection.
 func answered(t *testing.T, l *net.TCPListener, c *net.TCPConn) error {
 	accepted := make(chan error, 1)
-	l.SetDeadline(time.Now().Add(30 * time.Second))
+	l.SetDeadline(time.Now().Add(await.Limit(30 * time.Second)))
 	go func() {
 		s, err := l.AcceptTCP()
 		if err == nil {

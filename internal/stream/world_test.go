@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -186,7 +187,7 @@ func newWorld(t testing.TB, through bool) *world {
 			must(t, w.node.AddRoute(host.Route{Destination: any, Device: "n-w", Via: netip.MustParseAddr("fe80::2"), Table: 100}))
 		}
 	}
-	soon, cancel := context.WithTimeout(t.Context(), time.Minute)
+	soon, cancel := context.WithTimeout(t.Context(), await.Limit(time.Minute))
 	defer cancel()
 	must(t, w.node.WaitUp(soon, "n-c", "n-s", "n-w"))
 	must(t, w.client.WaitUp(soon, "c"))
@@ -259,7 +260,7 @@ func (p *process) stop(t testing.TB) {
 	p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(await.Limit(10 * time.Second)):
 		p.cmd.Process.Kill()
 		<-p.ended
 		t.Error("the worker did not end when it was told to")
@@ -273,7 +274,7 @@ func (p *process) stop(t testing.TB) {
 // eventually waits until something that gives no event is true.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(await.Limit(30 * time.Second)); !is(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("not within 30 s: %s", what)
 		}
@@ -323,7 +324,7 @@ func (w *world) pair(t testing.TB, l *net.TCPListener, to netip.AddrPort) (clien
 	must(t, err)
 	soon(c)
 	t.Cleanup(func() { c.Close() })
-	l.SetDeadline(time.Now().Add(30 * time.Second))
+	l.SetDeadline(time.Now().Add(await.Limit(30 * time.Second)))
 	s, err := l.AcceptTCP()
 	must(t, err)
 	soon(s)
@@ -332,7 +333,7 @@ func (w *world) pair(t testing.TB, l *net.TCPListener, to netip.AddrPort) (clien
 }
 
 // soon ends a connection's reads and writes that hang.
-func soon(c net.Conn) { c.SetDeadline(time.Now().Add(60 * time.Second)) }
+func soon(c net.Conn) { c.SetDeadline(time.Now().Add(await.Limit(60 * time.Second))) }
 
 func isReset(err error) bool {
 	return errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)

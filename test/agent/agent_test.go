@@ -23,6 +23,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
@@ -39,7 +40,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is for what must come; nothing waits that long when all is well.
-const patience = 2 * time.Minute
+var patience = await.Limit(2 * time.Minute)
 
 // bed is node r1 in a namespace of its own: ingress of chain "web" and egress
 // of its reverse path.

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/waystamp/waystamp/internal/attack"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
 )
@@ -199,7 +200,7 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd.Process.Signal(syscall.SIGTERM)
-	ended := time.AfterFunc(5*time.Minute, func() { cmd.Process.Kill() })
+	ended := time.AfterFunc(await.Limit(5*time.Minute), func() { cmd.Process.Kill() })
 	defer ended.Stop()
 	for err == nil {
 		_, err = said.Read(buf)

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -67,6 +68,9 @@ func (m tests) Run() int {
 
 // prepare checks that the tests can run and builds what they test.
 func prepare() (dir string, err error) {
+	if _, err := await.Patience(); err != nil {
+		return "", err
+	}
 	if os.Geteuid() != 0 {
 		return "", errors.New("these tests make network namespaces and load programs: run them as root")
 	}

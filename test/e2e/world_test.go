@@ -21,6 +21,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
@@ -33,15 +34,16 @@ import (
 
 // How long things may take on a slow and busy machine; where all is well none of
 // it is waited out.
-const (
-	patience   = 5 * time.Minute // a world, or all of a test's traffic
-	settleTime = time.Minute     // a single event
+var (
+	patience   = await.Limit(5 * time.Minute) // a world, or all of a test's traffic
+	settleTime = await.Limit(time.Minute)     // a single event
 	// lostTime is how long an answer is waited for that must not come.
-	lostTime = 300 * time.Millisecond
-	// pollEvery is how often something is looked at that tells nobody when it
-	// changes, such as a counter in the kernel.
-	pollEvery = 5 * time.Millisecond
+	lostTime = await.Limit(300 * time.Millisecond)
 )
+
+// pollEvery is how often something is looked at that tells nobody when it
+// changes, such as a counter in the kernel.
+const pollEvery = 5 * time.Millisecond
 
 // world is a lab with its agents at work.
 type world struct {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // Server is an etcd on this machine, with an empty store.
@@ -111,7 +113,7 @@ func start(dir string) (*Server, error) {
 
 // answers waits until etcd listens, which it does when it has a leader.
 func (s *Server) answers() bool {
-	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); {
+	for limit := time.Now().Add(await.Limit(time.Minute)); time.Now().Before(limit); {
 		conn, err := net.Dial("tcp", s.Endpoint)
 		if err == nil {
 			conn.Close()

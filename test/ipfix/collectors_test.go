@@ -19,13 +19,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/flowrecords"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
 // patience bounds what others take to start and to end.
-const patience = time.Minute
+var patience = await.Limit(time.Minute)
 
 // documentation is the private enterprise number of RFC 5612.
 const documentation = 32473

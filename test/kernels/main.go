@@ -30,6 +30,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // series are the kernels that are tried when nobody says which: the oldest that
@@ -225,7 +227,7 @@ type heard struct {
 func (h heard) Read(b []byte) (int, error) {
 	n, err := h.Reader.Read(b)
 	if n > 0 {
-		h.silence.Reset(silenceMost)
+		h.silence.Reset(await.Limit(silenceMost))
 	}
 	return n, err
 }
@@ -234,7 +236,7 @@ func (h heard) Read(b []byte) (int, error) {
 func boot(ctx context.Context, m machine, kernel, image, console string, r *report) error {
 	alive, end := context.WithCancel(ctx)
 	defer end()
-	silence := time.AfterFunc(silenceMost, end)
+	silence := time.AfterFunc(await.Limit(silenceMost), end)
 	defer silence.Stop()
 	args := m.command(kernel, image, console)
 	cmd := exec.CommandContext(alive, args[0], args[1:]...)
@@ -253,7 +255,7 @@ func boot(ctx context.Context, m machine, kernel, image, console string, r *repo
 	}
 	if alive.Err() != nil {
 		said, _ := os.ReadFile(console)
-		return fmt.Errorf("the machine said nothing for %s, and was ended; its console says:\n%s", silenceMost, said[max(0, len(said)-4000):])
+		return fmt.Errorf("the machine said nothing for %s, and was ended; its console says:\n%s", await.Limit(silenceMost), said[max(0, len(said)-4000):])
 	}
 	if err == nil && !r.ended() {
 		said, _ := os.ReadFile(console)

@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // programs are those of this machine that the tests call.
@@ -61,13 +63,17 @@ func gateSteps() []step {
 	}}}
 }
 
+// guestPatience: an emulated CPU is about ten times slower, and few deadlines are short enough to need all of it. A
+// test that hangs is to fail by its own deadline, before the machine is ended for its silence.
+const guestPatience = "5"
+
 // forGuest is the step without what a kernel cannot. only: a pattern that tests
 // must match besides.
 func (s step) forGuest(skip []string, only string) guestStep {
 	skip = slices.Concat(skip, s.skip)
 	g := guestStep{
 		Name: s.name, Args: s.args, Dir: path.Join(guestTree, s.pkg),
-		Env: []string{"WAYSTAMP_PROGRAM=" + guestProgram, "LANG=C.UTF-8"},
+		Env: []string{"WAYSTAMP_PROGRAM=" + guestProgram, "LANG=C.UTF-8", await.PatienceVariable + "=" + guestPatience},
 	}
 	if s.pkg == "" {
 		return g

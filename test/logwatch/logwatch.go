@@ -10,10 +10,12 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // patience is for what must come; nothing waits that long when all is well.
-const patience = 2 * time.Minute
+var patience = await.Limit(2 * time.Minute)
 
 // Log is a slog.Handler that tests wait on. It also writes to the test's log.
 type Log struct {

@@ -15,10 +15,12 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // patience is for the whole tutorial, on a machine that does other things as well.
-const patience = 8 * time.Minute
+var patience = await.Limit(8 * time.Minute)
 
 var reBlock = regexp.MustCompile("(?ms)^```(sh|sh fails|text)\n(.*?)^```$")
 

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/test/packets"
@@ -69,7 +70,7 @@ func capture(t *testing.T, cs []captured) string {
 // tshark runs it from the top of the repository, with nobody's settings.
 func tshark(t *testing.T, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Limit(2*time.Minute))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "tshark", args...)
 	cmd.Dir = top

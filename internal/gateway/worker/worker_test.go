@@ -35,6 +35,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/seal"
@@ -113,7 +114,7 @@ func TestAWorkerThatCannotBeSpokenWithIsKilled(t *testing.T) {
 				if err := w.process.Err(); !strings.Contains(err.Error(), says) {
 					t.Errorf("it ended since %v; want that %s", err, says)
 				}
-			case <-time.After(time.Minute):
+			case <-time.After(await.Limit(time.Minute)):
 				t.Error("it goes on")
 			}
 		})
@@ -139,7 +140,7 @@ func TestAWorkerThatChangesItsLogIsKilled(t *testing.T) {
 		if err := w.process.Err(); !strings.Contains(err.Error(), "lines were removed") {
 			t.Errorf("it ended since %v", err)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(await.Limit(time.Minute)):
 		t.Error("it goes on")
 	}
 	if _, err := gateway.OpenSignatures(w.options.Audit, w.key, w.options.Log, time.Now); err == nil || !strings.Contains(err.Error(), "it is empty, and line 1 of it was signed") {
@@ -257,7 +258,7 @@ func must(t testing.TB, err error) {
 
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(await.Limit(20 * time.Second)); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("after 20 s still not: %s", what)
 		}
@@ -700,7 +701,7 @@ func (w *world) held() *tls.Conn {
 	conn, err := tls.Dial("tcp", w.address.String(), &tls.Config{RootCAs: roots, ServerName: "shop.example.org", Certificates: []tls.Certificate{pair}})
 	must(w, err)
 	w.Cleanup(func() { conn.Close() })
-	must(w, conn.SetDeadline(time.Now().Add(20*time.Second)))
+	must(w, conn.SetDeadline(time.Now().Add(await.Limit(20*time.Second))))
 	_, err = io.WriteString(conn, "GET /status HTTP/1.1\r\nHost: shop.example.org\r\n\r\n")
 	must(w, err)
 	b := make([]byte, 4096)
@@ -787,7 +788,7 @@ func TestTheProcessEndsWithItsParent(t *testing.T) {
 	if err := w.process.Err(); err == nil || err.Error() != "it ended" {
 		t.Errorf("the process ended with %v; want that it just ended", err)
 	}
-	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	conn.SetDeadline(time.Now().Add(await.Limit(20 * time.Second)))
 	if _, err := io.Copy(io.Discard, conn); err != nil {
 		if nerr, ok := errors.AsType[net.Error](err); ok && nerr.Timeout() {
 			t.Error("a connection of the process is still open")
@@ -957,7 +958,7 @@ func TestAWorkerThatTakesNoListIsKilled(t *testing.T) {
 		if err := w.process.Err(); !strings.Contains(err.Error(), "has not taken the list of revoked identities") {
 			t.Errorf("it ended since %v", err)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(await.Limit(time.Minute)):
 		t.Error("it goes on")
 	}
 }

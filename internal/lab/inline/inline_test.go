@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -209,7 +210,7 @@ func TestAFrameThatCannotBePutOutIsDroppedAndCounted(t *testing.T) {
 func TestAnInterfaceThatIsNotThereIsNamed(t *testing.T) {
 	for _, c := range []Config{{To: "none", From: "lo"}, {To: "lo", From: "none"}} {
 		c.Log = slog.New(slog.DiscardHandler)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), await.Limit(time.Minute))
 		if err := Run(ctx, c); err == nil || !strings.Contains(err.Error(), "open interface none") {
 			t.Errorf("got %v", err)
 		}
