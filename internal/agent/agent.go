@@ -182,11 +182,12 @@ type agent struct {
 
 	insecure string // last logged reason why the plan file is insecure
 
-	saveAfter   time.Time // replay windows are not saved before
-	renewAfter  time.Time // packet numbers are not renewed before
-	retryAfter  time.Time // no plan is tried again before
-	repairAfter time.Time // changes by other programs are not undone before
-	unseen      bool      // devices have changed meanwhile
+	saveAfter   time.Time    // replay windows are not saved before
+	savedAt     atomic.Int64 // when a successful saving of them began, in nanoseconds since 1970; 0: none has
+	renewAfter  time.Time    // packet numbers are not renewed before
+	retryAfter  time.Time    // no plan is tried again before
+	repairAfter time.Time    // changes by other programs are not undone before
+	unseen      bool         // devices have changed meanwhile
 
 	fallsBack bool // the plan that is being applied was in force before a later one was tried
 
@@ -659,6 +660,9 @@ func (a *agent) saveWindows() {
 		a.cfg.Log.Error("after a reboot the machine may accept replayed packets", "err", err)
 	case news:
 		a.cfg.Log.Info("the replay windows are saved again")
+	}
+	if err == nil {
+		a.savedAt.Store(start.UnixNano())
 	}
 	a.saveAfter = time.Now().Add(saveShare * time.Since(start))
 }

@@ -42,6 +42,8 @@ type fakeMachine struct {
 	applied  *plan.Node
 	degraded []error // what Apply and Reconcile say of the plan in force
 	counts   dataplane.Counts
+	numbers  []dataplane.NumberState
+	unsaved  error // what saving windows comes to
 	watchers map[host.Change][]func() error
 	building func(step, what string) error
 	withheld map[string]error             // functions
@@ -373,9 +375,21 @@ func (d fakeDataPath) Withhold(functions map[string]error) {
 func (d fakeDataPath) SetLocal(own []netip.Addr) error { return d.f.step("own addresses %v", own) }
 func (d fakeDataPath) FlushNexthops() error            { return nil }
 func (d fakeDataPath) RefreshTargets() error           { return nil }
-func (d fakeDataPath) SaveNews() error                 { return nil }
+func (d fakeDataPath) SaveNews() error                 { return d.f.saveNews() }
 func (d fakeDataPath) SaveWindows() error              { return d.f.step("save windows") }
 func (d fakeDataPath) RenewNumbers() error             { return nil }
+
+func (d fakeDataPath) Numbers() ([]dataplane.NumberState, error) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	return d.f.numbers, nil
+}
+
+func (f *fakeMachine) saveNews() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.unsaved
+}
 
 func (d fakeDataPath) OpenOnward(client, service, source, origin netip.AddrPort, back uint32) error {
 	return d.f.step("open onward %s %s %s %s %#x", client, service, source, origin, back)

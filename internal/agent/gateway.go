@@ -31,6 +31,7 @@ type gatewayWorker interface {
 	// Sessions are those that are open, by their numbers. They are the process's word, as Refused is.
 	Sessions() ([]gateway.SessionState, error)
 	Refused() map[gateway.Reason]uint64
+	Counts() map[string]gateway.ServiceCount // by service; its word, too
 	// End ends a session; false: there is none of this number.
 	End(id uint64) (bool, error)
 	// Revoke replaces the list of revoked identities, and says how many sessions ended for it. On an error the process ends.
@@ -259,8 +260,11 @@ func (w *kernelGateway) Configure(c worker.Configuration) error {
 
 func (w *kernelGateway) Sessions() ([]gateway.SessionState, error) { return w.process.Sessions() }
 func (w *kernelGateway) Refused() map[gateway.Reason]uint64        { return w.process.Statistics().Refused }
-func (w *kernelGateway) End(id uint64) (bool, error)               { return w.process.End(id) }
-func (w *kernelGateway) Revoke(identities []string) (int, error)   { return w.process.Revoke(identities) }
+func (w *kernelGateway) Counts() map[string]gateway.ServiceCount {
+	return w.process.Statistics().Counts
+}
+func (w *kernelGateway) End(id uint64) (bool, error)             { return w.process.End(id) }
+func (w *kernelGateway) Revoke(identities []string) (int, error) { return w.process.Revoke(identities) }
 
 // Leave ends it: it asks its agent for each connection onward.
 func (w *kernelGateway) Serve() error { return nil }

@@ -26,6 +26,7 @@ type dataPath interface {
 	SaveNews() error
 	SaveWindows() error
 	RenewNumbers() error
+	Numbers() ([]dataplane.NumberState, error)
 
 	KeepPins() (back []string, err error)
 	PinDir() string

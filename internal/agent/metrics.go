@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/metrics"
 )
 
@@ -17,6 +19,12 @@ const (
 	metricRevision   = "waystamp_plan_revision"
 	metricSince      = "waystamp_plan_since_timestamp_seconds"
 	metricExpires    = "waystamp_certificate_expires_timestamp_seconds"
+	metricLeft       = "waystamp_path_numbers_left"
+	metricAhead      = "waystamp_path_numbers_ahead"
+	metricSaved      = "waystamp_windows_saved_timestamp_seconds"
+	metricSessions   = "waystamp_gateway_sessions"
+	metricRequests   = "waystamp_gateway_requests_total"
+	metricGateway    = "waystamp_gateway_refused_total"
 	metricAttached   = "waystamp_interface_attached"
 	metricEpoch      = "waystamp_path_epoch"
 	metricEpochs     = "waystamp_path_epochs"
@@ -42,6 +50,9 @@ const (
 
 // pathLabels name a role of the node in a path.
 var pathLabels = []string{"role", "chain", "direction", "function"}
+
+// numberLabels name a headend's path.
+var numberLabels = []string{"chain", "direction"}
 
 // Metrics is what an agent tells of its node.
 var Metrics = metrics.Table{
@@ -71,6 +82,12 @@ var Metrics = metrics.Table{
 	{Name: metricOpen, Type: metrics.Gauge, Labels: []string{"function"}, Help: "Connections that are open there."},
 	{Name: metricConns, Type: metrics.Counter, Labels: []string{"function", "what"}, Help: "Connections that were opened, and what became of others: refused, ended, unreached, reset_by_client, reset_by_server, reset_by_function or reset_by_limit."},
 	{Name: metricWorkerData, Type: metrics.Counter, Labels: []string{"function", "direction", "side"}, Help: "Bytes on these connections to_server or to_client: in are read from the sender, out written to the receiver."},
+	{Name: metricLeft, Type: metrics.Gauge, Labels: numberLabels, Help: "Packet numbers that a headend has left in the path's latest epoch; at 0 it refuses packets as exhausted, until the path gets a new epoch. Of paths that look the same the least."},
+	{Name: metricAhead, Type: metrics.Gauge, Labels: numberLabels, Help: "Of these, those that it may use while no agent runs."},
+	{Name: metricSaved, Type: metrics.Gauge, Help: "When the replay windows were last saved as they were, in seconds since 1970. After a reboot the node may accept again what it has accepted since. Absent before the first time."},
+	{Name: metricSessions, Type: metrics.Gauge, Labels: []string{"service"}, Help: "Sessions that are open at the node's gateway, by service."},
+	{Name: metricRequests, Type: metrics.Counter, Labels: []string{"service"}, Help: "Requests that the gateway has let in since its process was started; a session of bytes that it does not read is one."},
+	{Name: metricGateway, Type: metrics.Counter, Labels: []string{"reason"}, Help: "Clients and requests that the gateway has refused since its process was started, by the reasons of its audit log; those that occurred."},
 	{Name: metricReaders, Type: metrics.Gauge, Help: "Readers of events, as waystamp watch."},
 	{Name: metricMissed, Type: metrics.Counter, Help: "Events that some reader was too slow for."},
 	{Name: metricFlows, Type: metrics.Counter, Labels: []string{"what"}, Help: "Messages with flow records (--ipfix): sent, or failed where the network reported an error. UDP reports few."},
@@ -100,6 +117,15 @@ func (a *agent) metrics(context.Context) ([]*metrics.Set, error) {
 		m.Add(metricFlows, a.flows.sent.Load(), "sent")
 		m.Add(metricFlows, a.flows.failed.Load(), "failed")
 	}
+	numbers, err := a.dp.Numbers()
+	if err != nil {
+		return nil, err
+	}
+	measureNumbers(m, s.Paths, numbers)
+	if at := a.savedAt.Load(); at != 0 {
+		m.Set(metricSaved, float64(at)/1e9)
+	}
+	a.measureGateway(m)
 	if a.cfg.CertificateEnds != nil {
 		m.Set(metricExpires, float64(a.cfg.CertificateEnds().Unix()))
 	}
@@ -195,6 +221,62 @@ func measurePaths(m *metrics.Set, held []api.PathState, counted []api.Path) {
 	for r, all := range epochs {
 		m.Set(metricEpoch, float64(latest[r]), r.role, r.chain, r.direction, r.function)
 		m.Set(metricEpochs, float64(len(all)), r.role, r.chain, r.direction, r.function)
+	}
+}
+
+// measureNumbers has how far the headends have counted, each path by itself if they are not too many.
+func measureNumbers(m *metrics.Set, held []api.PathState, numbers []dataplane.NumberState) {
+	of := map[uint32]api.PathState{}
+	for _, p := range held {
+		if p.Role == api.RoleHeadend {
+			of[p.Path] = p
+		}
+	}
+	latest := map[uint32]dataplane.NumberState{}
+	for _, n := range numbers {
+		if was, ok := latest[n.Path]; !ok || olderEpoch(was.Epoch, n.Epoch) {
+			latest[n.Path] = n
+		}
+	}
+	type least struct{ left, ahead uint64 }
+	by := map[[2]string]least{}
+	for path, n := range latest {
+		p, ok := of[path]
+		if !ok {
+			continue // the plan has just changed
+		}
+		labels := [2]string{p.Chain, p.Direction}
+		if len(held) > pathsMax {
+			labels = [2]string{}
+		}
+		if was, ok := by[labels]; ok {
+			n.Left, n.Ahead = min(n.Left, was.left), min(n.Ahead, was.ahead)
+		}
+		by[labels] = least{n.Left, n.Ahead}
+	}
+	for labels, n := range by {
+		m.Set(metricLeft, float64(n.left), labels[:]...)
+		m.Set(metricAhead, float64(n.ahead), labels[:]...)
+	}
+}
+
+// measureGateway has what the node's gateway tells of itself. Its process is not trusted: services and reasons are those
+// that there are.
+func (a *agent) measureGateway(m *metrics.Set) {
+	g, w, _ := a.gatewayNow()
+	if g == nil || w == nil {
+		return
+	}
+	counts := w.Counts()
+	for _, s := range g.Services {
+		m.Set(metricSessions, float64(counts[s.Name].Sessions), s.Name)
+		m.Add(metricRequests, counts[s.Name].Requests, s.Name)
+	}
+	refused := w.Refused()
+	for _, reason := range gateway.Reasons() {
+		if n := refused[reason]; n > 0 {
+			m.Add(metricGateway, n, string(reason))
+		}
 	}
 }
 

@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -88,6 +90,9 @@ func TestAnAgentServesMetrics(t *testing.T) {
 			Paths:    []dataplane.PathCount{{Role: dataplane.RoleHeadend, Chain: "web", Path: p.Headends[0].Path, Packets: 10, Frames: 12, Bytes: 9000}},
 		}
 		n.counts.Errors.TooBig = 3
+		n.numbers = []dataplane.NumberState{
+			{Path: p.Headends[0].Path, Epoch: 1, Left: 900, Ahead: 70}, {Path: p.Headends[0].Path, Epoch: 0, Left: 3, Ahead: 2}, {Path: 12345, Left: 1},
+		}
 	})
 	get := func(c *http.Client, url string) map[string]float64 {
 		t.Helper()
@@ -117,6 +122,8 @@ func TestAnAgentServesMetrics(t *testing.T) {
 			`waystamp_path_epoch{role="headend",chain="web",direction="forward",function=""}`:    1,
 			`waystamp_path_epochs{role="headend",chain="web",direction="forward",function=""}`:   1,
 			`waystamp_icmp_errors_total{type="too_big"}`:                                         3,
+			`waystamp_path_numbers_left{chain="web",direction="forward"}`:                        900,
+			`waystamp_path_numbers_ahead{chain="web",direction="forward"}`:                       70,
 		})
 		if n := all[`waystamp_agent_info{node="r1",data_path="`+n.cfg.Instance+`",plan="`+s.status().Plan+`"}`]; n != 1 {
 			t.Errorf("no info of this node in %v", all)
@@ -156,7 +163,7 @@ func TestMetricsHaveAllOfTheTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, m := range Metrics {
-		if m.Name == metricExpires || m.Name == metricFlows { // other tests have them
+		if slices.Contains([]string{metricExpires, metricFlows, metricLeft, metricAhead, metricSaved, metricSessions, metricRequests, metricGateway}, m.Name) { // other tests have them
 			continue
 		}
 		if !strings.Contains(b.String(), "\n# TYPE "+m.Name+" "+string(m.Type)+"\n") {
@@ -179,5 +186,87 @@ func TestMetricsHaveAllOfTheTable(t *testing.T) {
 		if strings.Contains(name, `chain="x"`) || strings.HasPrefix(name, "waystamp_path_epoch") {
 			t.Errorf("%s is there", name)
 		}
+	}
+}
+
+func TestNumbersThatAreLeftAreTheLeast(t *testing.T) {
+	held := []api.PathState{
+		{Role: "headend", Chain: "web", Direction: "forward", Path: 1}, {Role: "headend", Chain: "web", Direction: "forward", From: "zip", Path: 2},
+		{Role: "headend", Chain: "dns", Direction: "reverse", Path: 3}, {Role: "egress", Chain: "ssh", Direction: "forward", Path: 4},
+	}
+	numbers := []dataplane.NumberState{
+		{Path: 1, Epoch: 255, Left: 1, Ahead: 1}, {Path: 1, Epoch: 0, Left: 500, Ahead: 20}, {Path: 2, Epoch: 9, Left: 700, Ahead: 10}, {Path: 3, Epoch: 1, Left: 0, Ahead: 0},
+		{Path: 4, Epoch: 1, Left: 5, Ahead: 5},
+	}
+	m := metrics.NewSet(Metrics)
+	measureNumbers(m, held, numbers)
+	all := written(t, m)
+	wants(t, all, map[string]float64{
+		`waystamp_path_numbers_left{chain="web",direction="forward"}`: 500, `waystamp_path_numbers_ahead{chain="web",direction="forward"}`: 10,
+		`waystamp_path_numbers_left{chain="dns",direction="reverse"}`: 0, `waystamp_path_numbers_ahead{chain="dns",direction="reverse"}`: 0,
+	})
+	if len(all) != 4 {
+		t.Errorf("got %v, want no others: the node is no headend of theirs", all)
+	}
+	for range pathsMax {
+		held = append(held, api.PathState{Role: "endpoint"})
+	}
+	m = metrics.NewSet(Metrics)
+	measureNumbers(m, held, numbers)
+	if all := written(t, m); len(all) != 2 || all[`waystamp_path_numbers_left{chain="",direction=""}`] != 0 {
+		t.Errorf("of very many paths: %v", all)
+	}
+}
+
+// The time is that of the last saving that succeeded.
+func TestMetricsTellHowOldTheSavedWindowsAre(t *testing.T) {
+	s := newStage(t, patience, 1)
+	t.Cleanup(s.end)
+	n := newNode(t)
+	s.a.dp = fakeDataPath{n.fakeMachine}
+	at := func() (float64, bool) {
+		sets, err := s.a.metrics(t.Context())
+		n.must(err)
+		saved, ok := written(t, sets...)["waystamp_windows_saved_timestamp_seconds{}"]
+		return saved, ok
+	}
+	if saved, ok := at(); ok {
+		t.Errorf("before the first saving it is %v", saved)
+	}
+	before := float64(time.Now().UnixNano()) / 1e9
+	s.a.saveWindows()
+	first, ok := at()
+	if !ok || first < before-1 || first > float64(time.Now().UnixNano())/1e9+1 {
+		t.Errorf("after a saving it is %v (%t)", first, ok)
+	}
+	n.set(func() { n.unsaved = errors.New("the disk is full") })
+	s.a.saveAfter = time.Time{}
+	s.a.saveWindows()
+	if later, _ := at(); later != first {
+		t.Errorf("a saving that failed moves it from %v to %v", first, later)
+	}
+	n.set(func() { n.unsaved = nil })
+	s.a.saveAfter = time.Time{}
+	s.a.saveWindows()
+	if later, _ := at(); later <= first {
+		t.Errorf("the next one leaves it at %v", later)
+	}
+}
+
+func TestMetricsTellOfTheGateway(t *testing.T) {
+	s, _ := gatewayStage(t)
+	m := metrics.NewSet(Metrics)
+	s.a.measureGateway(m)
+	all := written(t, m)
+	wants(t, all, map[string]float64{
+		`waystamp_gateway_sessions{service="shop"}`: 2, `waystamp_gateway_requests_total{service="shop"}`: 5, `waystamp_gateway_refused_total{reason="rule-none"}`: 3,
+	})
+	if len(all) != 3 {
+		t.Errorf("got %v; want no service and no reason that its process made up", all)
+	}
+	s.a.streams.by = nil
+	m = metrics.NewSet(Metrics)
+	if s.a.measureGateway(m); len(written(t, m)) != 0 {
+		t.Error("a gateway that is not there has numbers")
 	}
 }

@@ -34,6 +34,9 @@ func (g *fakeGateway) Sessions() ([]gateway.SessionState, error) { return g.sess
 func (g *fakeGateway) Refused() map[gateway.Reason]uint64 {
 	return map[gateway.Reason]uint64{gateway.RuleNone: 3, "made-up\x1b": 9}
 }
+func (g *fakeGateway) Counts() map[string]gateway.ServiceCount {
+	return map[string]gateway.ServiceCount{"shop": {Sessions: 2, Requests: 5}, "made-up": {Sessions: 1, Requests: 7}}
+}
 func (g *fakeGateway) End(id uint64) (bool, error) {
 	i := slices.IndexFunc(g.sessions, func(s gateway.SessionState) bool { return s.ID == id })
 	if i >= 0 {

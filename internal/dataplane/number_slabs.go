@@ -110,6 +110,35 @@ func (d *Dataplane) RenewNumbers() (err error) {
 	return errors.Join(append(problems, err)...)
 }
 
+// NumberState is how far a headend has counted.
+type NumberState struct {
+	Path  uint32
+	Epoch uint8
+	Left  uint64 // of the epoch; at 0 the headend refuses packets as exhausted
+	Ahead uint64 // of these, those that the record on disk has, and that last while no agent runs
+}
+
+// Numbers tells how far the headends of the plan in force have counted, in no order.
+func (d *Dataplane) Numbers() (out []NumberState, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gen == nil || len(d.counting) == 0 {
+		return nil, nil
+	}
+	s, err := openSlabs(numberSlabs(d.cpus), d.dir, d.gen)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	for slot, k := range d.counting {
+		n := s.readNumbers(slot)
+		out = append(out, NumberState{
+			Path: abi.BE32(k.Path), Epoch: k.Epoch, Left: abi.RNDCounterMax - min(n.start, abi.RNDCounterMax), Ahead: n.ceiling - min(n.start, n.ceiling),
+		})
+	}
+	return out, nil
+}
+
 // raiseNumbers gives headends numbers in advance; they are on disk before they are in the map.
 // Headends that get no numbers are problems: they refuse all packets when theirs are used up.
 // all: compare all headends with the disk, also those with enough numbers.

@@ -184,7 +184,18 @@ func TestHeadendGetsNewNumbersBeforeItsOwnAreUsedUp(t *testing.T) {
 		b.must(mem.close())
 		clear(d.paces) // nobody has been that fast
 	}
+	left := func(when string, want NumberState) {
+		t.Helper()
+		h := bedNode().Headends[0]
+		want.Path, want.Epoch = h.Path, uint8(h.Epoch)
+		all, err := d.Numbers()
+		b.must(err)
+		if len(all) != 1 || all[0] != want {
+			t.Errorf("%s: %+v are left, want %+v", when, all, want)
+		}
+	}
 	is("at first", span{0, numbersLeast})
+	left("at first", NumberState{Left: abi.RNDCounterMax, Ahead: numbersLeast})
 	last(numbersLeast/2 - 1)
 	b.must(d.RenewNumbers())
 	is("with more than half", span{numbersLeast/2 - 1, numbersLeast})
@@ -202,6 +213,7 @@ func TestHeadendGetsNewNumbersBeforeItsOwnAreUsedUp(t *testing.T) {
 	}
 	b.wantNumber(d, "the last below the ceiling", numbersLeast*3/2)
 	b.wantNumber(d, "at the ceiling", 0)
+	left("at the ceiling", NumberState{Left: abi.RNDCounterMax - numbersLeast*3/2})
 	c, err := d.Counters()
 	b.must(err)
 	if !slices.ContainsFunc(c.Refusals, func(r RefusalCount) bool { return r.Reason == abi.ReasonRNDExhausted && r.Dropped == 1 }) {
@@ -216,6 +228,7 @@ func TestHeadendGetsNewNumbersBeforeItsOwnAreUsedUp(t *testing.T) {
 	b.must(d.RenewNumbers())
 	b.wantNumber(d, "the last of all", abi.RNDCounterMax)
 	b.wantNumber(d, "after the last", 0)
+	left("after the last", NumberState{})
 	if err := b.do(d.Reconcile); err == nil {
 		t.Error("nobody is told that the epoch is used up")
 	}

@@ -41,9 +41,10 @@ type Gateway struct {
 	handshakes int
 	lastID     uint64
 	refused    map[Reason]uint64
-	revoked    map[string]bool // identities
-	strangers  lineBudget      // of refusals without an identity
-	known      lineBudget      // of others
+	letIn      map[string]uint64 // requests, by service
+	revoked    map[string]bool   // identities
+	strangers  lineBudget        // of refusals without an identity
+	known      lineBudget        // of others
 }
 
 // service is one with what lives longer than its configuration.
@@ -67,7 +68,7 @@ func New(c Config) (*Gateway, error) {
 	}
 	g := &Gateway{
 		config: c, ready: make(chan net.Conn), ended: make(chan struct{}),
-		revoked: setOf(c.Revoked), sessions: map[*session]bool{}, identities: map[string]int{}, requests: map[string]int{}, sources: map[netip.Prefix]int{}, refused: map[Reason]uint64{},
+		revoked: setOf(c.Revoked), sessions: map[*session]bool{}, identities: map[string]int{}, requests: map[string]int{}, sources: map[netip.Prefix]int{}, refused: map[Reason]uint64{}, letIn: map[string]uint64{},
 	}
 	g.onward = newOnward(c.Dialer, c.Limits, c.Now)
 	if err := g.set(c.Services); err != nil {
@@ -335,6 +336,34 @@ func (g *Gateway) Refused() map[Reason]uint64 {
 		m[r] = n
 	}
 	return m
+}
+
+// ServiceCount counts what a service has let in.
+type ServiceCount struct {
+	Sessions int    // that are open
+	Requests uint64 // since the start; a session of bytes that the gateway does not read is one
+}
+
+// Counts are those of each service that has let somebody in.
+func (g *Gateway) Counts() map[string]ServiceCount {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m := map[string]ServiceCount{}
+	for service, n := range g.letIn {
+		m[service] = ServiceCount{Requests: n}
+	}
+	for s := range g.sessions {
+		c := m[s.service]
+		c.Sessions++
+		m[s.service] = c
+	}
+	return m
+}
+
+func (g *Gateway) countRequest(service string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.letIn[service]++
 }
 
 // Sessions is how many are open.

@@ -108,6 +108,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.done(number)
 	}
 	defer s.done(number)
+	g.countRequest(s.service)
 	about.Event, about.Request, about.Rule, about.Chain = EventDecided, number, rule+1, d.chain
 	if err := g.config.Audit.Write(about); err != nil {
 		g.note(about, &Refusal{AuditFailed, err})

@@ -134,6 +134,9 @@ func TestSessionsAreListedAndEnded(t *testing.T) {
 		!slices.Equal(s.Chains, []string{"deep"}) || s.Resumed || !s.Until.Equal(alice.Leaf.NotAfter) || s.Since.IsZero() {
 		t.Errorf("the second is %+v", s)
 	}
+	if got := w.gateway.Counts()["shop"]; got != (ServiceCount{Sessions: 2, Requests: 3}) {
+		t.Errorf("the service has let in %+v, want two sessions and three requests", got)
+	}
 	if w.gateway.End(list[1].ID + 100) {
 		t.Error("a session that is not there has ended")
 	}
@@ -145,6 +148,9 @@ func TestSessionsAreListedAndEnded(t *testing.T) {
 	w.refused(SessionEnded)
 	if left := w.gateway.list(); len(left) != 1 || left[0].ID != list[1].ID {
 		t.Errorf("the sessions that are left: %+v", left)
+	}
+	if got := w.gateway.Counts()["shop"]; got != (ServiceCount{Sessions: 1, Requests: 4}) {
+		t.Errorf("with one session fewer, and one more request, the service has let in %+v", got)
 	}
 }
 

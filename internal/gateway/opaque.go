@@ -94,6 +94,7 @@ func (g *Gateway) carryTo(ctx context.Context, s *session, about Record, protoco
 		s.done(number)
 	}
 	defer s.done(number)
+	g.countRequest(s.service)
 	about.Event, about.Request, about.Rule, about.Chain = EventDecided, number, rule+1, in.Rules[rule].Chain()
 	if err := g.config.Audit.Write(about); err != nil {
 		return &Refusal{AuditFailed, err}

@@ -103,6 +103,7 @@ type Statistics struct {
 	Now     int    // sessions that are open
 	Opened  uint64 // sessions
 	Refused map[gateway.Reason]uint64
+	Counts  map[string]gateway.ServiceCount // by service
 }
 
 type ask struct {

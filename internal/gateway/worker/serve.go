@@ -168,7 +168,7 @@ func (w *worker) tell(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		now := Statistics{w.gateway.Sessions(), w.gateway.Opened(), w.gateway.Refused()}
+		now := Statistics{w.gateway.Sessions(), w.gateway.Opened(), w.gateway.Refused(), w.gateway.Counts()}
 		if reflect.DeepEqual(now, last) {
 			continue
 		}
