@@ -74,6 +74,45 @@ func superPackets(l host.Link) Finding {
 	return c.yes("super-packets of interface %s have at most %d bytes", l.Name, superMost)
 }
 
+// routes: whether the node's packets have a route to the first segments of its chains, and whether it leads out by an interface of the
+// core. What comes behind the first segment other nodes know.
+func routes(net Network, n plan.Node) (out []Finding) {
+	core := map[string]bool{}
+	for _, i := range n.Interfaces {
+		core[i.Name] = i.Role == model.RoleCore
+	}
+	seen := map[netip.Addr]bool{}
+	for _, h := range n.Headends {
+		if h.OverLabels() || len(h.Segments) == 0 {
+			continue // the agent speaks of the routes of labels
+		}
+		to := h.Segments[0]
+		if seen[to] || n.Locator.Contains(to) {
+			continue
+		}
+		seen[to] = true
+		c := check{"route", to.String(), Warning}
+		hops, err := net.NextHops(to)
+		if err != nil && !errors.Is(err, host.ErrNoWay) {
+			out = append(out, c.unknown(err))
+			continue
+		}
+		if len(hops) == 0 {
+			out = append(out, c.no("its packets are refused (no-route)", fmt.Sprintf("ip -6 route get %s; add a route to the locator of that node", to),
+				"no route leads to %s, the first segment of chain %s (%s)", to, h.Chain, h.Direction))
+			continue
+		}
+		if i := slices.IndexFunc(hops, func(h host.Neighbour) bool { return !core[h.Device] }); i >= 0 {
+			out = append(out, c.no("its packets leave by an interface that no program is at, and what comes in there is not checked",
+				fmt.Sprintf("write %s into the domain's file as a core interface of %s, or correct the route", hops[i].Device, n.Name),
+				"the route to %s, the first segment of chain %s (%s), leads out by %s, which is no core interface of the plan", to, h.Chain, h.Direction, hops[i].Device))
+			continue
+		}
+		out = append(out, c.yes("the route to %s, the first segment of chain %s (%s), leads out by %s", to, h.Chain, h.Direction, hops[0].Device))
+	}
+	return out
+}
+
 // delivered are the packets of IPv4 that this node's own IP stack gets from a chain, with the address
 // that they come in under: those for a function in the node's own kernel, and those at an egress for an
 // address of the node.

@@ -41,7 +41,7 @@ const filesLeast = 1024
 // Look runs all checks. Only loading the programs takes more than a moment: about a second.
 func (m Machine) Look() Report {
 	r := Report{Version: ReportVersion, Findings: slices.Concat(
-		[]Finding{kernelVersion()}, capabilities(), []Finding{needs()}, programs(), extras(), []Finding{jit()}, m.place())}
+		[]Finding{kernelVersion()}, capabilities(), []Finding{needs()}, programs(), extras(), jit(os.DirFS("/proc/sys/net/core")), m.place())}
 	switch {
 	case m.NoNet != nil:
 		r.Findings = append(r.Findings, check{"network", "", Fatal}.unknown(m.NoNet))
@@ -58,7 +58,7 @@ func (m Machine) place() []Finding {
 
 // node compares the network with the plan.
 func (m Machine) node() []Finding {
-	return slices.Concat([]Finding{m.address()}, Interfaces(m.Net, *m.Plan), m.tools(), m.settings(), m.costs(), m.others())
+	return slices.Concat([]Finding{m.address()}, Interfaces(m.Net, *m.Plan), m.tools(), m.settings(), routes(m.Net, *m.Plan), m.costs(), m.others())
 }
 
 func kernelVersion() Finding {
@@ -157,19 +157,33 @@ func extras() (out []Finding) {
 	return out
 }
 
-// jit reads whether programs are compiled, which no namespace but the first is told.
-func jit() Finding {
+// jit reads whether programs are compiled, and whether with constants that nobody can guess, which no namespace but
+// the first is told. settings is /proc/sys/net/core.
+func jit(settings fs.FS) []Finding {
 	c := check{"jit", "", Cost}
-	b, err := os.ReadFile("/proc/sys/net/core/bpf_jit_enable")
+	b, err := fs.ReadFile(settings, "bpf_jit_enable")
 	switch now := strings.TrimSpace(string(b)); {
 	case errors.Is(err, fs.ErrNotExist):
-		return c.unknown(errors.New("/proc/sys/net/core/bpf_jit_enable does not exist: the kernel always or never compiles programs, or this network namespace does not show the setting"))
+		return []Finding{c.unknown(errors.New("/proc/sys/net/core/bpf_jit_enable does not exist: the kernel always or never compiles programs, or this network namespace does not show the setting"))}
 	case err != nil:
-		return c.unknown(err)
+		return []Finding{c.unknown(err)}
 	case now == "0":
-		return c.no("programs run many times slower", "sysctl -w net.core.bpf_jit_enable=1", "the kernel interprets programs")
+		return []Finding{c.no("programs run many times slower", "sysctl -w net.core.bpf_jit_enable=1", "the kernel interprets programs")}
 	}
-	return c.yes("the kernel compiles programs")
+	out := []Finding{c.yes("the kernel compiles programs")}
+	c = check{"jit-harden", "", Cost}
+	b, err = fs.ReadFile(settings, "bpf_jit_harden")
+	switch now := strings.TrimSpace(string(b)); {
+	case errors.Is(err, fs.ErrNotExist): // a kernel without it
+	case err != nil:
+		out = append(out, c.unknown(err))
+	case now == "2":
+		out = append(out, c.no("programs are longer and slower",
+			"sysctl -w net.core.bpf_jit_harden=1, which is for programs of users without rights alone", "the kernel blinds the constants of all programs (bpf_jit_harden is 2)"))
+	default:
+		out = append(out, c.yes("the kernel does not blind the constants of programs that root loads"))
+	}
+	return out
 }
 
 // bpfRoot is where the bpf file system is.
@@ -178,6 +192,15 @@ const bpfRoot = "/sys/fs/bpf"
 func pins(dir string) Finding {
 	c := check{"bpf-fs", dir, Fatal}
 	var st unix.Statfs_t
+	if rel, err := filepath.Rel(bpfRoot, dir); err == nil && filepath.IsLocal(rel) {
+		switch _, err := os.Stat(bpfRoot); {
+		case errors.Is(err, fs.ErrNotExist):
+			return c.no("no data path can be pinned", "mount -t sysfs sysfs /sys; in a container, share the host's /sys/fs/bpf with it, or choose a bpf file system with --pin-dir",
+				"%s does not exist: /sys is not the kernel's here, or the kernel has no eBPF", bpfRoot)
+		case err != nil:
+			return c.unknown(err)
+		}
+	}
 	at := dir
 	for {
 		err := unix.Statfs(at, &st)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -38,7 +39,7 @@ func node(t *testing.T) Machine {
 	must(t, err)
 	t.Cleanup(func() { net.Close() })
 	must(t, net.SetUp("lo"), net.AddAddress("lo", netip.MustParsePrefix("fc00:1::1/128")))
-	for _, name := range []string{"edge", "core"} {
+	for _, name := range []string{"edge", "core", "far"} {
 		must(t, net.AddVeth(host.Veth{Name: name, PeerName: name + "-peer"}))
 		must(t, net.SetMTU(name, 1700), net.SetUp(name), net.SetUp(name+"-peer"), net.SetSysctl("net/ipv6/conf/"+name+"/forwarding", "1"))
 	}
@@ -46,7 +47,7 @@ func node(t *testing.T) Machine {
 		Block: netip.MustParsePrefix("fc00::/48"),
 		Nodes: []model.Node{
 			{Name: "r1", Address: netip.MustParseAddr("fc00:1::1"), Locator: netip.MustParsePrefix("fc00:0:0:100::/56"), Interfaces: []model.Interface{
-				{Name: "edge", Role: model.RoleEdge}, {Name: "core", Role: model.RoleCore, MTU: 1600},
+				{Name: "edge", Role: model.RoleEdge}, {Name: "core", Role: model.RoleCore, MTU: 1600}, {Name: "far", Role: model.RoleCore},
 			}},
 			{Name: "r2", Address: netip.MustParseAddr("fc00:2::1"), Locator: netip.MustParsePrefix("fc00:0:0:200::/56"), Interfaces: []model.Interface{{Name: "core", Role: model.RoleCore}}},
 		},
@@ -59,6 +60,7 @@ func node(t *testing.T) Machine {
 	c, err := plan.Compile(d, nil)
 	must(t, err)
 	dir := t.TempDir()
+	must(t, net.AddRoute(host.Route{Destination: netip.MustParsePrefix("fc00:0:0:200::/56"), Device: "far"}))
 	return Machine{Net: net, Plan: &c.Nodes[0], RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), PinDir: "/sys/fs/bpf/waystamp"}
 }
 
@@ -109,6 +111,18 @@ func TestEachFaultOfANodeIsFound(t *testing.T) {
 		"another before ours at TC": {
 			func() (err error) { other, err = atTC(m, "core", "ws_core_tc", "other"); return err }, func() error { return other() },
 			"other-programs", "(other) is at TC ingress of interface core and meets packets before waystamp", "tc filter show dev core ingress; bpftool net",
+		},
+		"no route to a function": {
+			ip("-6 route del fc00:0:0:200::/56"), ip("-6 route add fc00:0:0:200::/56 dev far"),
+			"route", "no route leads to fc00:0:0:200::, the first segment of chain web (forward)", "ip -6 route get fc00:0:0:200::",
+		},
+		"a route that refuses": {
+			ip("-6 route replace prohibit fc00:0:0:200::/64"), ip("-6 route del prohibit fc00:0:0:200::/64"),
+			"route", "no route leads to fc00:0:0:200::", "add a route to the locator of that node",
+		},
+		"a route past the core": {
+			ip("-6 route add fc00:0:0:200::/64 dev edge"), ip("-6 route del fc00:0:0:200::/64 dev edge"),
+			"route", "the route to fc00:0:0:200::, the first segment of chain web (forward), leads out by edge, which is no core interface of the plan", "write edge into the domain's file as a core interface of r1",
 		},
 		"address of another": {
 			func() error { return m.Net.DeleteAddress("lo", address) }, func() error { return m.Net.AddAddress("lo", address) },
@@ -308,6 +322,34 @@ func TestMissingDirectoriesAreMade(t *testing.T) {
 	}
 }
 
+// The settings are the machine's, so that these are made up.
+func TestCompilerOfProgramsIsLookedAt(t *testing.T) {
+	for name, c := range map[string]struct {
+		settings fstest.MapFS
+		want     []string // check, verdict, and what it says
+	}{
+		"good":             {fstest.MapFS{"bpf_jit_enable": {Data: []byte("1\n")}, "bpf_jit_harden": {Data: []byte("0\n")}}, []string{"jit yes compiles", "jit-harden yes does not blind"}},
+		"for others alone": {fstest.MapFS{"bpf_jit_enable": {Data: []byte("1\n")}, "bpf_jit_harden": {Data: []byte("1\n")}}, []string{"jit yes compiles", "jit-harden yes does not blind"}},
+		"interprets":       {fstest.MapFS{"bpf_jit_enable": {Data: []byte("0\n")}, "bpf_jit_harden": {Data: []byte("2\n")}}, []string{"jit no interprets"}},
+		"blinds":           {fstest.MapFS{"bpf_jit_enable": {Data: []byte("1\n")}, "bpf_jit_harden": {Data: []byte("2\n")}}, []string{"jit yes compiles", "jit-harden no blinds the constants of all programs"}},
+		"not to be seen":   {fstest.MapFS{}, []string{"jit unknown does not exist"}},
+		"without it":       {fstest.MapFS{"bpf_jit_enable": {Data: []byte("1\n")}}, []string{"jit yes compiles"}},
+	} {
+		found := jit(c.settings)
+		if len(found) != len(c.want) {
+			t.Errorf("%s: %+v, want %q", name, found, c.want)
+			continue
+		}
+		for i, f := range found {
+			check, rest, _ := strings.Cut(c.want[i], " ")
+			verdict, says, _ := strings.Cut(rest, " ")
+			if f.Check != check || string(f.Verdict) != verdict || !strings.Contains(f.Says, says) || f.Weight != Cost || f.Verdict == No && (f.Mend == "" || f.Effect == "") {
+				t.Errorf("%s: %+v, want %s", name, f, c.want[i])
+			}
+		}
+	}
+}
+
 // What this machine has, all must load; nothing is unknown but where a test has less than
 // a machine.
 func TestThisMachineIsFit(t *testing.T) {
@@ -344,7 +386,7 @@ func TestChecksHaveTheseNames(t *testing.T) {
 	for _, f := range slices.Concat(m.node(), m.place()) {
 		got[f.Check] = true
 	}
-	want := strings.Fields("address big-tcp bpf-fs chain-mtu clock forwarding function-device gro-list interface ipv6 lro master mtu open-files other-programs run-dir seg6 state-dir xdp xdp-mtu")
+	want := strings.Fields("address big-tcp bpf-fs chain-mtu clock forwarding function-device gro-list interface ipv6 lro master mtu open-files other-programs route run-dir seg6 state-dir xdp xdp-mtu")
 	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}

@@ -31,6 +31,9 @@ func TestDoctorFindsWhatAProcessLacks(t *testing.T) {
 			[]string{"unshare", "-m", "-p", "-f", "--mount-proc", "sh", "-c", "mount -t tmpfs tmpfs /sys/fs/bpf && " + doctor + " --fix && grep -q ' /sys/fs/bpf bpf ' /proc/mounts"},
 			0, []string{"doctor: mount -t bpf bpf /sys/fs/bpf", "this machine is fit"},
 		},
+		"no /sys, as in a container": {[]string{"unshare", "-m", "sh", "-c", "mount -t tmpfs tmpfs /sys && " + doctor}, 1, []string{
+			"fatal    bpf-fs: /sys/fs/bpf does not exist: /sys is not the kernel's here", "mend it: mount -t sysfs sysfs /sys; in a container, share the host's /sys/fs/bpf",
+		}},
 		"few files": {[]string{"sh", "-c", "ulimit -n 512 && " + doctor}, 1, []string{"a process may have 512 files open"}},
 	} {
 		t.Run(name, func(t *testing.T) {
