@@ -38,6 +38,8 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+maintainer="waystamp maintainers <maintainers@waystamp.example>"
+
 # control NAME ROOT FIELDS: what apt shows of a package. The first line of
 # standard input is its summary.
 control() {
@@ -47,7 +49,7 @@ control() {
 		echo "Package: $1"
 		echo "Version: $version"
 		echo "Architecture: $arch"
-		echo "Maintainer: waystamp maintainers <maintainers@waystamp.example>"
+		echo "Maintainer: $maintainer"
 		echo "Installed-Size: $(du -sk --apparent-size --exclude DEBIAN "$root" | cut -f1)"
 		echo "Section: net"
 		echo "Priority: optional"
@@ -56,6 +58,17 @@ control() {
 		cat
 	} >"$root/DEBIAN/control"
 	(cd "$root" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
+}
+
+# papers NAME ROOT: what Debian's policy wants in a package's folder of documents. Debian's changelog has an entry for this version
+# alone, and says where the changes are.
+papers() {
+	local doc=$2/usr/share/doc/$1
+	mkdir -p "$doc" "$2/usr/share/lintian/overrides"
+	install -m 0644 packaging/debian/copyright "$doc/copyright"
+	printf '%s (%s) unstable; urgency=medium\n\n  * Changes: /usr/share/doc/waystamp/CHANGELOG.md.gz\n\n -- %s  %s\n' \
+		"$1" "$version" "$maintainer" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9nc >"$doc/changelog.gz"
+	install -m 0644 "packaging/debian/$1.lintian-overrides" "$2/usr/share/lintian/overrides/$1"
 }
 
 # pack NAME ROOT
@@ -86,8 +99,8 @@ gzip -9n "$root"/usr/share/man/man1/*
 doc=$root/usr/share/doc/waystamp
 mkdir -p "$doc"
 install -m 0644 README.md SECURITY.md ARCHITECTURE.md LICENSES/BSD-2-Clause.txt "$doc"
-install -m 0644 packaging/debian/copyright "$doc/copyright"
-gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
+papers waystamp "$root"
+gzip -9nc CHANGELOG.md >"$doc/CHANGELOG.md.gz"
 cp -r docs "$doc/docs"
 rm -rf "$doc/docs/performance" "$doc/docs/next.md"
 mkdir "$doc/examples"
@@ -101,7 +114,7 @@ arm64) triplet=aarch64-linux-gnu ;;
 *) fail "the folder of Wireshark's programs is not known for $arch" ;;
 esac
 mkdir -p "$root/usr/lib/$triplet/wireshark/extcap"
-ln -s /usr/share/waystamp/waystamp-extcap "$root/usr/lib/$triplet/wireshark/extcap/waystamp"
+ln -s ../../../../share/waystamp/waystamp-extcap "$root/usr/lib/$triplet/wireshark/extcap/waystamp"
 control waystamp "$root" "Recommends: nftables" "Suggests: waystamp-lab, wireshark" <<'DESCRIPTION'
 service function chaining that proves itself
  Steers packets through an ordered list of network functions by SRv6. Each hop
@@ -115,7 +128,7 @@ pack waystamp "$root"
 
 root=$work/waystamp-lab
 install -D -m 0755 "$bin/waystamp-lab" "$root/usr/bin/waystamp-lab"
-install -D -m 0644 packaging/debian/copyright "$root/usr/share/doc/waystamp-lab/copyright"
+papers waystamp-lab "$root"
 control waystamp-lab "$root" "Depends: waystamp (= $version), iproute2, nftables" "Recommends: tshark" <<'DESCRIPTION'
 laboratory and measurements of waystamp
  Builds a domain in network namespaces of one machine, attacks it, shows it, and

@@ -101,7 +101,7 @@ for what in "$@"; do
 		install nft=nftables ping=iputils-ping ip=iproute2 sysctl=procps
 		;;
 	test)
-		install curl=curl openssl=openssl iperf3=iperf3 tshark=tshark scapy=python3-scapy systemd-analyze=systemd
+		install curl=curl openssl=openssl iperf3=iperf3 tshark=tshark scapy=python3-scapy systemd-analyze=systemd lintian=lintian
 		command -v nfcapd >/dev/null && command -v nfacctd >/dev/null || without_service install nfcapd=nfdump nfacctd=pmacct
 		command -v vtysh >/dev/null || without_service install vtysh=frr
 		command -v etcd >/dev/null || without_service install etcd=etcd-server
