@@ -632,7 +632,7 @@ func (ch *chain) placeOf(p model.OnwardProblem) place {
 		return ch.functions.value[p.Index].at
 	}
 	return map[string]place{
-		"ingress": ch.ingress.at, "direction": ch.both.at, "own-traffic": ch.own.at, "type": ch.carrier.at,
+		"ingress": ch.ingress.at, "direction": ch.both.at, "own-traffic": ch.own.at,
 		"scheme": ch.scheme.at, "on-violation": ch.onViolation.at, "guard": ch.guard.at, "seal": ch.seal.at,
 	}[p.Field]
 }

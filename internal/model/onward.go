@@ -108,9 +108,6 @@ func (c Chain) CheckOnward(node string, function func(name string) Function) (li
 	if c.OwnTraffic {
 		add("own-traffic", 0, "is for packets that the node originates; a chain that a rule names takes only the gateway's connections: leave it out")
 	}
-	if c.Encapsulation.Type != EncapsulationSRv6 {
-		add("type", 0, "%s is not there yet for chains that rules name; expect %s", c.Encapsulation.Type, EncapsulationSRv6)
-	}
 	switch {
 	case !c.Proof.Scheme.Keyed():
 		add("scheme", 0, "%s resists no adversary, and a service relies on the proof; expect %s", c.Proof.Scheme, SchemeKeyedFlow)

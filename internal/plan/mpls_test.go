@@ -198,3 +198,30 @@ func TestStepsKeepLabelsUntilTheyAreUnused(t *testing.T) {
 		}
 	}
 }
+
+// What a gateway sends is as long as the chains of its rules leave, with labels as with segments.
+func TestChainsOfRulesGoOverLabels(t *testing.T) {
+	d := serving()
+	d.MPLS = &model.MPLS{Services: 100000, MTU: 1500}
+	for i := range d.Nodes {
+		d.Nodes[i].MPLS = &model.NodeMPLS{Label: 16001 + uint32(i), Address: d.Nodes[i].Address}
+	}
+	for i := range d.Chains {
+		d.Chains[i].Encapsulation.Type = model.EncapsulationSRMPLS
+	}
+	c := compile(t, d, NewKeyring(random(1), nil))
+	r1 := byName(c.Nodes)["r1"]
+	if g := r1.Gateway(); g == nil || len(g.Chains) != 2 || g.MTU != 1500-(36+8*3) {
+		t.Errorf("the gateway is %+v; want one of two chains, with an MTU of 1440", g)
+	}
+	labels := map[string][]uint32{}
+	for _, h := range r1.Headends {
+		if h.From != model.GatewayName {
+			t.Errorf("path %s begins at %q", h.PathID, h.From)
+		}
+		labels[h.Chain] = h.NodeLabels
+	}
+	if diff := cmp.Diff(map[string][]uint32{"web": {16002, 16003, 16004}, "light": {16002, 16004}}, labels); diff != "" {
+		t.Errorf("labels of headends (-want +got):\n%s", diff)
+	}
+}
