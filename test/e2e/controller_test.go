@@ -115,13 +115,17 @@ func (c *controlled) ready(name string) {
 // packet refused. Then a node is revoked, and its chain is blocked.
 func TestAControllerChangesChainsUnderTraffic(t *testing.T) {
 	t.Parallel()
-	c := buildControlled(t, paper)
+	bothTexts(t, func(t *testing.T, carried func(string) string) { controllerChangesChains(t, carried(paper)) })
+}
+
+func controllerChangesChains(t *testing.T, text string) {
+	c := buildControlled(t, text)
 	defer c.close()
 	c.start()
 	for _, name := range c.nodes() {
 		c.agent(name, strings.TrimSpace(c.must("node", "token", name).stdout))
 	}
-	file := write(t, "domain.yaml", paper)
+	file := write(t, "domain.yaml", text)
 	c.must("apply", "-f", file, "--wait")
 	for _, name := range c.nodes() {
 		c.ready(name)
@@ -152,7 +156,7 @@ func TestAControllerChangesChainsUnderTraffic(t *testing.T) {
 			t.Fatal(context.Cause(interrupted))
 		}
 	}
-	other := write(t, "other.yaml", strings.Replace(paper, "functions: [fw, dpi]", "functions: [dpi, fw]", 1))
+	other := write(t, "other.yaml", strings.Replace(text, "functions: [fw, dpi]", "functions: [dpi, fw]", 1))
 	if r := c.run("diff", "-f", other); r.code != 3 || r.stdout != "~ chain web\n" {
 		t.Errorf("the other order of functions: %s", r)
 	}
@@ -192,7 +196,7 @@ func TestAControllerChangesChainsUnderTraffic(t *testing.T) {
 		}
 		return nil
 	})
-	c.must("apply", "-f", write(t, "without.yaml", strings.Replace(paper, "functions: [fw, dpi]", "functions: [dpi]", 1)), "--wait")
+	c.must("apply", "-f", write(t, "without.yaml", strings.Replace(text, "functions: [fw, dpi]", "functions: [dpi]", 1)), "--wait")
 	flows()
 	c.agent("r2", "")
 	c.ready("r2")

@@ -266,73 +266,75 @@ func (s *shop) curl(cert, version string, paths ...string) string {
 // Requests of one connection take the chains that their rules name; who shows no certificate, or has no rule, reaches nothing.
 func TestAGatewaySendsRequestsByTheirChains(t *testing.T) {
 	t.Parallel()
-	for name, address := range map[string]string{"IPv6": "[fc00:8::2]:443"} {
-		t.Run(name, func(t *testing.T) {
-			s := newShop(t, address)
-			light, deep := s.path("light", model.Forward), s.path("deep", model.Forward)
-			lightBack, deepBack := s.path("light", model.Reverse), s.path("deep", model.Reverse)
-			for _, version := range []string{"1.1", "2"} {
-				var since []func() flow
-				for _, p := range []func() func() flow{
-					func() func() flow { return s.counting(light) }, func() func() flow { return s.counting(deep) },
-					func() func() flow { return s.counting(lightBack) }, func() func() flow { return s.counting(deepBack) },
-				} {
-					since = append(since, p())
-				}
-				if got, want := s.curl("alice.pem", version, "/status"), "hello|5 200 1\n"; got != want {
-					t.Fatalf("curl prints %q; want %q", got, want)
-				}
-				// Later, connections that are kept have signs of life.
-				if a, b := since[0]().frames(), since[1]().frames(); a == 0 || b != 0 && version == "1.1" {
-					t.Errorf("HTTP/%s: a request for /status took %d frames by light and %d by deep; want it by light alone", version, a, b)
-				}
-				before := s.counting(deep)
-				if got, want := s.curl("alice.pem", version, "/status", "/files/a"), "hello|5 200 1\nhello|5 200 0\n"; got != want {
-					t.Errorf("curl prints %q; want %q", got, want)
-				}
-				if n := before().frames(); n == 0 {
-					t.Errorf("HTTP/%s: a request for /files/a took no frame by deep", version)
-				}
-				for i, f := range since[2:] {
-					if f().frames() == 0 {
-						t.Errorf("HTTP/%s: answers took no frame by the way back of chain %d", version, i)
-					}
-				}
+	bothTexts(t, func(t *testing.T, carried func(string) string) {
+		gatewaySendsRequests(t, carried(gatewayDomain(t, "[fc00:8::2]:443")))
+	})
+}
+
+func gatewaySendsRequests(t *testing.T, domain string) {
+	s := newShopOf(t, domain, "[fc00:8::2]:443")
+	light, deep := s.path("light", model.Forward), s.path("deep", model.Forward)
+	lightBack, deepBack := s.path("light", model.Reverse), s.path("deep", model.Reverse)
+	for _, version := range []string{"1.1", "2"} {
+		var since []func() flow
+		for _, p := range []func() func() flow{
+			func() func() flow { return s.counting(light) }, func() func() flow { return s.counting(deep) },
+			func() func() flow { return s.counting(lightBack) }, func() func() flow { return s.counting(deepBack) },
+		} {
+			since = append(since, p())
+		}
+		if got, want := s.curl("alice.pem", version, "/status"), "hello|5 200 1\n"; got != want {
+			t.Fatalf("curl prints %q; want %q", got, want)
+		}
+		// Later, connections that are kept have signs of life.
+		if a, b := since[0]().frames(), since[1]().frames(); a == 0 || b != 0 && version == "1.1" {
+			t.Errorf("HTTP/%s: a request for /status took %d frames by light and %d by deep; want it by light alone", version, a, b)
+		}
+		before := s.counting(deep)
+		if got, want := s.curl("alice.pem", version, "/status", "/files/a"), "hello|5 200 1\nhello|5 200 0\n"; got != want {
+			t.Errorf("curl prints %q; want %q", got, want)
+		}
+		if n := before().frames(); n == 0 {
+			t.Errorf("HTTP/%s: a request for /files/a took no frame by deep", version)
+		}
+		for i, f := range since[2:] {
+			if f().frames() == 0 {
+				t.Errorf("HTTP/%s: answers took no frame by the way back of chain %d", version, i)
 			}
-			if got := s.curl("olga.pem", "1.1", "/files/a"); !strings.Contains(got, "|10 403 1") {
-				t.Errorf("curl prints %q for what no rule allows; want 403", got)
-			}
-			if got := s.curl("", "1.1", "/status"); !strings.Contains(got, "certificate required") {
-				t.Errorf("curl without a certificate prints %q; want the alert certificate_required", got)
-			}
-			if got, want := s.curl("alice.pem", "1.1", "/files/large"), "|20000000 200 1\n"; got != want {
-				t.Errorf("curl prints %q for 20 MB; want %q", got, want)
-			}
-			s.mu.Lock()
-			seen := slices.Clone(s.seen)
-			s.mu.Unlock()
-			for _, r := range seen {
-				path, from, _ := strings.Cut(r, " ")
-				chain := deep
-				if path == "/status" {
-					chain = light
-				}
-				if p := netip.MustParseAddrPort(from); p.Addr() != s.addr("h1") || p.Port() < chain.Match.SourcePort.First && chain.Match.SourcePort.First > 0 {
-					t.Errorf("the origin has %s; want it from h1, by a port of chain %s", r, chain.Chain)
-				}
-			}
-			if len(seen) != 7 {
-				t.Errorf("the origin has %q; want seven requests", seen)
-			}
-			m, err := s.Member("r1")
-			must(t, err)
-			f, err := os.Open(filepath.Join(m.Agent.RunDir, "gateway-audit.log"))
-			must(t, err)
-			defer f.Close()
-			if v, err := gateway.VerifyAudit(f); err != nil || v.Lines < 20 {
-				t.Errorf("the audit log has %d lines, %v", v.Lines, err)
-			}
-		})
+		}
+	}
+	if got := s.curl("olga.pem", "1.1", "/files/a"); !strings.Contains(got, "|10 403 1") {
+		t.Errorf("curl prints %q for what no rule allows; want 403", got)
+	}
+	if got := s.curl("", "1.1", "/status"); !strings.Contains(got, "certificate required") {
+		t.Errorf("curl without a certificate prints %q; want the alert certificate_required", got)
+	}
+	if got, want := s.curl("alice.pem", "1.1", "/files/large"), "|20000000 200 1\n"; got != want {
+		t.Errorf("curl prints %q for 20 MB; want %q", got, want)
+	}
+	s.mu.Lock()
+	seen := slices.Clone(s.seen)
+	s.mu.Unlock()
+	for _, r := range seen {
+		path, from, _ := strings.Cut(r, " ")
+		chain := deep
+		if path == "/status" {
+			chain = light
+		}
+		if p := netip.MustParseAddrPort(from); p.Addr() != s.addr("h1") || p.Port() < chain.Match.SourcePort.First && chain.Match.SourcePort.First > 0 {
+			t.Errorf("the origin has %s; want it from h1, by a port of chain %s", r, chain.Chain)
+		}
+	}
+	if len(seen) != 7 {
+		t.Errorf("the origin has %q; want seven requests", seen)
+	}
+	m, err := s.Member("r1")
+	must(t, err)
+	f, err := os.Open(filepath.Join(m.Agent.RunDir, "gateway-audit.log"))
+	must(t, err)
+	defer f.Close()
+	if v, err := gateway.VerifyAudit(f); err != nil || v.Lines < 20 {
+		t.Errorf("the audit log has %d lines, %v", v.Lines, err)
 	}
 }
 
@@ -392,7 +394,13 @@ func TestANodesKeySignsTheAuditLog(t *testing.T) {
 // Past the gateway nothing reaches the service, and nothing that was not let open leaves the worker's place.
 func TestNothingGetsAroundTheGateway(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, "[fc00:8::2]:443")
+	bothTexts(t, func(t *testing.T, carried func(string) string) {
+		nothingGetsAround(t, carried(gatewayDomain(t, "[fc00:8::2]:443")))
+	})
+}
+
+func nothingGetsAround(t *testing.T, domain string) {
+	s := newShopOf(t, domain, "[fc00:8::2]:443")
 	if got, want := s.curl("alice.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
 		t.Fatalf("curl prints %q; want %q", got, want)
 	}

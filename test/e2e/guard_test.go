@@ -30,7 +30,11 @@ func guards(g model.Guard) change {
 // each, and what has a proof gets through whatever the guard says.
 func TestAuditCountsWhatEnforceRefuses(t *testing.T) {
 	t.Parallel()
-	w := build(t, star, guards(model.GuardAudit))
+	bothEncapsulations(t, auditCountsWhatEnforceRefuses)
+}
+
+func auditCountsWhatEnforceRefuses(t *testing.T, carried change) {
+	w := build(t, star, guards(model.GuardAudit), carried)
 	m, h2 := w.meddle("m"), w.capture("h2", "h2-r6")
 	from := netip.MustParseAddr("fc00:7::66")
 	plain := func() {

@@ -133,7 +133,11 @@ func TestIPv4ThatSkipsAHopIsRefused(t *testing.T) {
 // A plain IPv4 packet that a chain requires is refused at its egress.
 func TestPlainIPv4IsRefusedAtTheEgress(t *testing.T) {
 	t.Parallel()
-	w := build(t, string(examples.IPv4))
+	bothEncapsulations(t, plainIPv4IsRefused)
+}
+
+func plainIPv4IsRefused(t *testing.T, carried change) {
+	w := build(t, string(examples.IPv4), carried)
 	w.ipv4 = true
 	w.reaches("h1", "h2")
 	// Somebody inside the domain, whose packets know no headend.

@@ -270,7 +270,11 @@ func (w *world) killAtWork(node string) {
 // kills a hundred times. With 0 it kills nobody for a minute, to compare with.
 func TestKillsLoseNoDatagram(t *testing.T) {
 	t.Parallel()
-	w := build(t, paper)
+	bothEncapsulations(t, killsLoseNoDatagram)
+}
+
+func killsLoseNoDatagram(t *testing.T, carried change) {
+	w := build(t, paper, carried)
 	there, back := w.ticking("h1", "h2"), w.ticking("h2", "h1")
 	s := w.stream("h1", "h2")
 	const enough, enoughTCP = 200, 1 << 20

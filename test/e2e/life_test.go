@@ -223,9 +223,13 @@ func highest(lanes map[uint64][]uint64) (n uint64) {
 
 func TestKilledAgentsLoseNoPacket(t *testing.T) {
 	t.Parallel()
-	w := build(t, paper)
+	bothEncapsulations(t, killedAgentsLoseNoPacket)
+}
+
+func killedAgentsLoseNoPacket(t *testing.T, carried change) {
+	w := build(t, paper, carried)
 	web := w.path("web", model.Forward)
-	r6 := w.capture("r6", "r6-r3")
+	r6 := w.stamps("r6", "r6-r3")
 	since, back := w.counting(web), w.counting(w.path("web", model.Reverse))
 	s := w.stream("h1", "h2")
 	const enough = 4 << 20
@@ -248,7 +252,7 @@ func TestKilledAgentsLoseNoPacket(t *testing.T) {
 		t.Errorf("%d frames forward, %d back", f.frames(), back().frames())
 	}
 	var n int
-	for _, l := range numbers(t, r6.proofs(web.Path)) {
+	for _, l := range numbers(t, r6.of(web.Path)) {
 		n += len(l)
 		if !slices.IsSorted(l) {
 			t.Error("a lane counted backwards")
@@ -281,22 +285,19 @@ func (w *world) heldPrograms(node string) map[string]ebpf.ProgramID {
 // Somebody removes all pins under the agents, and then the agents die.
 func TestGuardOutlivesPinsThatWereRemoved(t *testing.T) {
 	t.Parallel()
-	w := build(t, star)
+	bothEncapsulations(t, guardOutlivesPins)
+}
+
+func guardOutlivesPins(t *testing.T, carried change) {
+	w := build(t, star, carried)
 	m := w.meddle("m")
 	web := w.path("web", model.Forward)
-	r6 := w.capture("r6", "r6-m")
-	var toEgress srv6.Packet
-	m.with(func(_ string, p srv6.Packet) []srv6.Packet {
-		if p.SRH != nil {
-			if proof, err := p.SRH.Proof(); err == nil && proof.Path == web.Path && p.Header.Destination == web.Hops[len(web.Hops)-1].SID {
-				toEgress = p
-			}
-		}
-		return []srv6.Packet{p}
-	}, func() { w.reaches("h1", "h2") })
-	if toEgress.SRH == nil {
+	r6 := w.stamps("r6", "r6-m")
+	toEgress := m.lastLink(web, func() { w.reaches("h1", "h2") })
+	if toEgress == nil {
 		t.Fatal("no packet to the egress came by")
 	}
+	sent := r6.of(web.Path)
 	before, err := w.frames(web)
 	must(t, err)
 	held := map[string]map[string]ebpf.ProgramID{}
@@ -337,7 +338,7 @@ func TestGuardOutlivesPinsThatWereRemoved(t *testing.T) {
 		}})
 	}
 	for range again {
-		m.send(toEgress)
+		m.Send(*toEgress)
 	}
 	for _, n := range w.nodes() {
 		must(t, w.StartAgent(soon(t), n))
@@ -359,11 +360,9 @@ func TestGuardOutlivesPinsThatWereRemoved(t *testing.T) {
 		}
 		return nil
 	})
-	sent, err := toEgress.SRH.Proof()
-	must(t, err)
 	left := again // the test sent it as often
-	numbers(t, slices.DeleteFunc(r6.proofs(web.Path), func(p srv6.Proof) bool {
-		twice := p == sent && left > 0
+	numbers(t, slices.DeleteFunc(r6.of(web.Path), func(p srv6.Proof) bool {
+		twice := p == sent[len(sent)-1] && left > 0
 		if twice {
 			left--
 		}
@@ -394,18 +393,22 @@ func (w *world) ceilings(node string) map[string]uint64 {
 // keeps the numbers from being given out again.
 func TestNumbersAreNotGivenOutAgainAfterAReboot(t *testing.T) {
 	t.Parallel()
-	w := build(t, paper)
+	bothEncapsulations(t, numbersGoOnAfterAReboot)
+}
+
+func numbersGoOnAfterAReboot(t *testing.T, carried change) {
+	w := build(t, paper, carried)
 	web := w.path("web", model.Forward)
-	r6 := w.capture("r6", "r6-r3")
+	r6 := w.stamps("r6", "r6-r3")
 	came := func(n int) map[uint64][]uint64 {
 		t.Helper()
 		eventually(t, func() error {
-			if got := len(r6.proofs(web.Path)); got != n {
+			if got := len(r6.of(web.Path)); got != n {
 				return fmt.Errorf("%d stamped packets were captured, want %d", got, n)
 			}
 			return nil
 		})
-		return numbers(t, r6.proofs(web.Path))
+		return numbers(t, r6.of(web.Path))
 	}
 	key := fmt.Sprintf("0x%08x", web.Path)
 	w.reaches("h1", "h2")
@@ -490,7 +493,11 @@ func (w *world) detach(node string, more ...string) result {
 
 func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {
 	t.Parallel()
-	w := build(t, paper)
+	bothEncapsulations(t, stoppedAgentsLeaveDataPathAndGuard)
+}
+
+func stoppedAgentsLeaveDataPathAndGuard(t *testing.T, carried change) {
+	w := build(t, paper, carried)
 	links := []string{"r1-h1", "r1-r2", "r1-r4"}
 	all := len(links) + 1 // the edge has one at its egress too
 	if n := w.attached("r1", links...); n != all {
@@ -522,8 +529,12 @@ func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {
 		t.Fatalf("%d programs are attached at r1 after detach without --yes", n)
 	}
 	r = w.detach("r1", "--yes")
-	want := fmt.Sprintf("instance %s: 4 programs taken off their interfaces\n"+
-		"locator fc00:0:0:100::/56: route withdrawn\nchain web (reverse): now unguarded\n", w.Instance("r1"))
+	held := all
+	if w.labelled() {
+		held++ // where frames of super-packets come out
+	}
+	want := fmt.Sprintf("instance %s: %d programs taken off their interfaces\n"+
+		"locator fc00:0:0:100::/56: route withdrawn\nchain web (reverse): now unguarded\n", w.Instance("r1"), held)
 	if r.code != 0 || r.stdout != want || r.stderr != "" {
 		t.Errorf("detach: %s\nwant %s", r, want)
 	}
@@ -562,7 +573,11 @@ func (w *world) writePlan(node string, b []byte) {
 
 func TestAWrongPlanLeavesTheOneBeforeInForce(t *testing.T) {
 	t.Parallel()
-	w := build(t, paper)
+	bothEncapsulations(t, wrongPlanLeavesTheOneBefore)
+}
+
+func wrongPlanLeavesTheOneBefore(t *testing.T, carried change) {
+	w := borrow(t, paper, carried)
 	good, err := os.ReadFile(w.NodePlanPath("r2"))
 	must(t, err)
 	other, err := os.ReadFile(w.NodePlanPath("r3"))
@@ -659,7 +674,11 @@ func TestAnAgentThatCannotStartChangesNothing(t *testing.T) {
 // anew, and the traffic of those that stay does not notice.
 func TestChainsComeAndGoUnderTraffic(t *testing.T) {
 	t.Parallel()
-	w := build(t, star)
+	encapsulations(t, chainsComeAndGo, throughNodes)
+}
+
+func chainsComeAndGo(t *testing.T, carried change) {
+	w := build(t, star, carried)
 	small := w.plan
 	d := w.manifest.Domain
 	d.Chains = slices.Clone(d.Chains)
@@ -667,7 +686,7 @@ func TestChainsComeAndGoUnderTraffic(t *testing.T) {
 		d.Chains = append(d.Chains, model.Chain{
 			Name: fmt.Sprintf("c%d", i), Ingress: []string{"r1"}, Functions: []string{"dpi"}, Egress: "r6",
 			Match: model.Match{Destination: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfc, 15: byte(i), 2: 0x99}), 128)},
-			Proof: model.Proof{Scheme: model.SchemeOPoT},
+			Proof: model.Proof{Scheme: model.SchemeOPoT}, Encapsulation: d.Chains[0].Encapsulation,
 		})
 	}
 	large, err := plan.Compile(d, plan.NewKeyring(rand.Reader, small.Paths))
@@ -677,7 +696,7 @@ func TestChainsComeAndGoUnderTraffic(t *testing.T) {
 		t.Fatalf("chain web has epoch %d with its neighbours, %d without", large.Paths[i].Epoch, web.Epoch)
 	}
 
-	r6 := w.capture("r6", "r6-m")
+	r6 := w.stamps("r6", "r6-m")
 	since, back := w.counting(web), w.counting(w.path("web", model.Reverse))
 	s := w.stream("h1", "h2")
 	const enough = 1 << 20
@@ -697,7 +716,7 @@ func TestChainsComeAndGoUnderTraffic(t *testing.T) {
 	if back().frames() == 0 || f.frames() == 0 {
 		t.Errorf("%d frames forward, %d back", f.frames(), back().frames())
 	}
-	numbers(t, r6.proofs(web.Path))
+	numbers(t, r6.of(web.Path))
 	if g := entries(t, filepath.Join(dataplane.DefaultPinDir, w.Instance("r1")), "gen-"); len(g) != 1 || strings.HasPrefix(g[0], "gen-1-") {
 		t.Errorf("generations of r1: %q; want one, and not the first: else this test shows less than it says", g)
 	}

@@ -125,16 +125,18 @@ func TestTCPGetsOnWithoutICMP(t *testing.T) {
 	}
 	t.Run("not clamped", func(t *testing.T) {
 		t.Parallel()
-		w := buildDeaf(t)
-		versions(t, w, func() {
-			w.stalls("h2", "h1", "r6")
-			w.stalls("h1", "h2", "r1")
+		bothEncapsulations(t, func(t *testing.T, carried change) {
+			w := buildDeaf(t, carried)
+			versions(t, w, func() {
+				w.stalls("h2", "h1", "r6")
+				w.stalls("h1", "h2", "r1")
+			})
 		})
 	})
-	for _, d := range []model.Datapath{model.DatapathTC, model.DatapathXDP} {
-		t.Run("clamped, "+d.String(), func(t *testing.T) {
+	clampedAt := func(d model.Datapath, carried change) func(t *testing.T) {
+		return func(t *testing.T) {
 			t.Parallel()
-			w := buildDeaf(t, clamped, datapath(d))
+			w := buildDeaf(t, clamped, datapath(d), carried)
 			if d == model.DatapathXDP { // so that a veth takes what XDP sends
 				for host1, link := range map[string]string{"h1": "h1-r1", "h2": "h2-r6"} {
 					must(t, w.net(host1).SetOffload(link, host.GRO, true))
@@ -145,7 +147,11 @@ func TestTCPGetsOnWithoutICMP(t *testing.T) {
 				w.download("h2", "h1", 5_000_000)
 				w.download("h1", "h2", 5_000_000)
 			})
-		})
+		}
+	}
+	for _, d := range []model.Datapath{model.DatapathTC, model.DatapathXDP} {
+		t.Run("clamped, "+d.String(), clampedAt(d, overSRv6))
+		t.Run("clamped, "+d.String()+", over labels", clampedAt(d, overLabels))
 	}
 	// The node's own SYNs too.
 	t.Run("own", func(t *testing.T) {

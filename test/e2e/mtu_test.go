@@ -159,6 +159,45 @@ func learns(t *testing.T, c *net.UDPConn, payload, before int) (n int) {
 	return n
 }
 
+// Over labels the plan's MTU is learned, too; of a link that is narrower than the plan knows nobody
+// can tell a headend, whose address is not in the packet: the node before it refuses.
+func TestSendersLearnWhatAChainOverLabelsTakes(t *testing.T) {
+	t.Parallel()
+	w := build(t, narrowing, overLabels)
+	w.reaches("h1", "h2")
+	const headers = 36 + 8*3
+	must(t, errors.Join(w.net("h1").SetMTU("h1-r1", 1700), w.net("r1").SetMTU("r1-h1", 1700)))
+	c := udpSocket(t, w.ns("h1"), w.addr("h2"))
+	if got := learns(t, c, 1640, 1700); got != 1700-headers {
+		t.Errorf("the sender has learned that %d bytes fit, want %d", got, 1700-headers)
+	}
+	w.refusedSome("r1", "chain-mtu")
+
+	w.narrow("r2", "r3", 1500)
+	before, err := w.counters("r2")
+	must(t, err)
+	eventually(t, func() error {
+		if _, err := c.Write(make([]byte, 1450)); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			return err
+		}
+		all, err := w.refusals()
+		if n := all[refusal{Node: "r2", Reason: "too-big"}]; err == nil && n < 3 {
+			err = fmt.Errorf("r2 has refused %d packets as too big", n)
+		}
+		return err
+	})
+	w.refusedSome("r2", "too-big")
+	after, err := w.counters("r2")
+	must(t, err)
+	if got := mtu(t, c); got != 1700-headers || after.Errors.TooBig != before.Errors.TooBig {
+		t.Errorf("the sender thinks that %d bytes fit, and r2 has sent %+v; want %d, and no error", got, after.Errors, 1700-headers)
+	}
+	out, err := w.Run(soon(t), "h1", "ping", "-6", "-c", "1", "-W", "5", "-M", "do", "-s", fmt.Sprint(1500-headers-48), w.addr("h2").String())
+	if err != nil {
+		t.Errorf("ping -M do of what fits: %v\n%s", err, out)
+	}
+}
+
 // What a chain takes is learned by whoever sends more: the plan's MTU from the
 // headend, a link's that is narrower than the plan knows from the node before it,
 // by way of the headend.
@@ -246,7 +285,11 @@ func (w *world) offloadsOff(node, link string) {
 // (RFC 2473 3.1), by their nodes' addresses.
 func TestHopLimitsShowTheNodes(t *testing.T) {
 	t.Parallel()
-	w := borrow(t, narrowing)
+	bothEncapsulations(t, hopLimitsShowTheNodes)
+}
+
+func hopLimitsShowTheNodes(t *testing.T, carried change) {
+	w := borrow(t, narrowing, carried)
 	w.reaches("h1", "h2")
 	var conn *icmp.PacketConn
 	must(t, w.ns("h1").Do(func() (err error) {
@@ -324,7 +367,11 @@ func unreachableCode(conn *icmp.PacketConn, there netip.Addr) (from string, code
 // between them the headend is told.
 func TestSendersLearnThatThereIsNoWay(t *testing.T) {
 	t.Parallel()
-	w := borrow(t, narrowing)
+	bothEncapsulations(t, sendersLearnThatThereIsNoWay)
+}
+
+func sendersLearnThatThereIsNoWay(t *testing.T, carried change) {
+	w := borrow(t, narrowing, carried)
 	w.reaches("h1", "h2")
 	listen := func(node string) (conn *icmp.PacketConn) {
 		must(t, w.ns(node).Do(func() (err error) {
@@ -341,18 +388,24 @@ func TestSendersLearnThatThereIsNoWay(t *testing.T) {
 		}
 	}
 	to := w.addr("h2")
-	for _, c := range []struct {
+	type noWay struct {
 		name, where, hides string // the node, and what a route there refuses
 		told, teller       string
 		about              netip.Addr
 		code               int
 		reason             string
-	}{
+	}
+	cases := []noWay{
 		{"behind the egress", "r6", "unreachable " + to.String(), "h1", "fc00:6::1", to, 0, "inner-no-route"},
 		{"behind the egress, prohibited", "r6", "prohibit " + to.String(), "h1", "fc00:6::1", to, 1, "inner-no-route"},
 		{"at the headend", "r1", "unreachable fc00:0:0:200::/64", "h1", "fc00:1::1", to, 3, "no-route"},
 		{"on the way", "r2", "unreachable fc00:0:0:300::/64", "r1", "fc00:2::1", netip.MustParseAddr("fc00:0:0:300::"), 0, "no-route"},
-	} {
+	}
+	if w.labelled() { // on the way nobody knows whom to tell
+		cases = cases[:3]
+		cases[2].hides = "unreachable fc00:2::1 metric 1"
+	}
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			conn := listen(c.told)
 			ip(c.where, append([]string{"add"}, strings.Fields(c.hides)...)...)

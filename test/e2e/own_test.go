@@ -184,7 +184,11 @@ func TestOwnTrafficTakesAChain(t *testing.T) {
 // sends, by whatever they know: here an address, a user, a cgroup.
 func TestNftablesChoosesAChain(t *testing.T) {
 	t.Parallel()
-	w := build(t, marking)
+	bothEncapsulations(t, nftablesChoosesAChain)
+}
+
+func nftablesChoosesAChain(t *testing.T, carried change) {
+	w := build(t, marking, carried)
 	w.reaches("h1", "h2")
 	group := cgroup(t)
 	const user = "65534"
@@ -242,13 +246,22 @@ func cgroup(t *testing.T) string {
 // to one another stays as it is.
 func TestOwnSocketsLearnWhatAChainTakes(t *testing.T) {
 	t.Parallel()
-	w := build(t, marking)
+	bothEncapsulations(t, ownSocketsLearn)
+}
+
+func ownSocketsLearn(t *testing.T, carried change) {
+	w := build(t, marking, carried)
 	w.reaches("h1", "h2")
 	c := udpSocket(t, w.ns("r1"), w.addr("h2"))
-	if got := learns(t, c, 1600, 1700); got != 1700-120 {
-		t.Errorf("the sender has learned that %d bytes fit, want %d", got, 1700-120)
+	fits := w.path("web", model.Forward).MTU
+	if got := learns(t, c, 1640, 1700); got != fits {
+		t.Errorf("the sender has learned that %d bytes fit, want %d", got, fits)
 	}
 	w.refusedSome("r1", "chain-mtu")
+	if w.labelled() { // nobody is told of a narrower link
+		w.upload("r1", "h2", 0, 0, 5_000_000)
+		return
+	}
 	w.narrow("r2", "r3", 1500)
 	if got := learns(t, c, 1450, 1700-120); got != 1500-120 {
 		t.Errorf("behind a narrow link the sender has learned that %d bytes fit, want %d", got, 1500-120)
@@ -266,8 +279,12 @@ func TestOwnSocketsLearnWhatAChainTakes(t *testing.T) {
 // a node sends.
 func TestWhatRoutersSayToOneAnotherTakesNoChain(t *testing.T) {
 	t.Parallel()
+	bothEncapsulations(t, whatRoutersSayTakesNoChain)
+}
+
+func whatRoutersSayTakesNoChain(t *testing.T, carried change) {
 	w := build(t, strings.Replace(marking, `match: {mark: 0x10/0xff, priority: 10}`, `match: {destination: "::/0"}
-    own-traffic: true`, 1))
+    own-traffic: true`, 1), carried)
 	w.reaches("h1", "h2")
 	took := w.countingChains()
 	const other = "fc00:6::1" // r6

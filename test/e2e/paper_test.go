@@ -24,44 +24,51 @@ var paper = string(examples.Paper)
 func TestEveryFrameIsStampedByAllAndVerified(t *testing.T) {
 	t.Parallel()
 	bothSchemes(t, func(t *testing.T, s model.Scheme) {
-		w := borrow(t, paper, proven(s))
-		forward, reverse := w.path("web", model.Forward), w.path("web", model.Reverse)
-
-		since, back := w.counting(forward), w.counting(reverse)
-		w.reaches("h1", "h2")
-		w.reaches("h2", "h1")
-		// A request and an answer each.
-		if a, b := since().frames(), back().frames(); a != 10 || b != 10 {
-			t.Errorf("10 echo requests and answers each way: %d frames forward, %d back", a, b)
-		}
-
-		const size = 50_000_000
-		for _, c := range []struct {
-			from, to       string
-			there, andBack plan.Path
-		}{{"h1", "h2", forward, reverse}, {"h2", "h1", reverse, forward}} {
-			since, back := w.counting(c.there), w.counting(c.andBack)
-			r := w.download(c.from, c.to, size)
-			data, acks := since(), back()
-			t.Logf("%s to %s: %.1f Gb/s", c.from, c.to, gigabits(r))
-			// The hosts' links take 1500 bytes, of which TCP leaves 1428 to data.
-			if least := uint64(size / 1440); data.frames() < least {
-				t.Errorf("%s to %s: %d frames, want %d at least", c.from, c.to, data.frames(), least)
-			}
-			if acks.frames() == 0 {
-				t.Errorf("%s to %s: no frame came back", c.from, c.to)
-			}
-			for i, h := range data {
-				if 4*h.Packets > h.Frames {
-					t.Errorf("%s to %s, position %d: %d packets for %d frames: they are no super-packets", c.from, c.to, i, h.Packets, h.Frames)
-				}
-				if h.Packets != data[0].Packets || h.Bytes != data[0].Bytes {
-					t.Errorf("%s to %s, position %d: %d packets, %d bytes; the headend had %d, %d",
-						c.from, c.to, i, h.Packets, h.Bytes, data[0].Packets, data[0].Bytes)
-				}
-			}
-		}
+		bothEncapsulations(t, func(t *testing.T, carried change) { everyFrameIsStamped(t, s, carried) })
 	})
+}
+
+func everyFrameIsStamped(t *testing.T, s model.Scheme, carried change) {
+	w := borrow(t, paper, proven(s), carried)
+	forward, reverse := w.path("web", model.Forward), w.path("web", model.Reverse)
+
+	since, back := w.counting(forward), w.counting(reverse)
+	w.reaches("h1", "h2")
+	w.reaches("h2", "h1")
+	// A request and an answer each.
+	if a, b := since().frames(), back().frames(); a != 10 || b != 10 {
+		t.Errorf("10 echo requests and answers each way: %d frames forward, %d back", a, b)
+	}
+
+	size := int64(50_000_000)
+	if w.labelled() {
+		size = 5_000_000 // in frames
+	}
+	for _, c := range []struct {
+		from, to       string
+		there, andBack plan.Path
+	}{{"h1", "h2", forward, reverse}, {"h2", "h1", reverse, forward}} {
+		since, back := w.counting(c.there), w.counting(c.andBack)
+		r := w.download(c.from, c.to, size)
+		data, acks := since(), back()
+		t.Logf("%s to %s: %.1f Gb/s", c.from, c.to, gigabits(r))
+		// The hosts' links take 1500 bytes, of which TCP leaves 1428 to data.
+		if least := uint64(size / 1440); data.frames() < least {
+			t.Errorf("%s to %s: %d frames, want %d at least", c.from, c.to, data.frames(), least)
+		}
+		if acks.frames() == 0 {
+			t.Errorf("%s to %s: no frame came back", c.from, c.to)
+		}
+		for i, h := range data {
+			if 4*h.Packets > h.Frames && !w.labelled() {
+				t.Errorf("%s to %s, position %d: %d packets for %d frames: they are no super-packets", c.from, c.to, i, h.Packets, h.Frames)
+			}
+			if h.Packets != data[0].Packets || h.Bytes != data[0].Bytes {
+				t.Errorf("%s to %s, position %d: %d packets, %d bytes; the headend had %d, %d",
+					c.from, c.to, i, h.Packets, h.Bytes, data[0].Packets, data[0].Bytes)
+			}
+		}
+	}
 }
 
 func gigabits(r lab.Transfer) float64 { return float64(r.Bytes) * 8 / r.Duration.Seconds() / 1e9 }
@@ -119,8 +126,8 @@ func packets(f flow) (out []uint64) {
 // its own, without ports but for the first.
 func TestFragmentsTakeTheirChain(t *testing.T) {
 	t.Parallel()
-	boundToo(t, func(t *testing.T, s model.Scheme) {
-		w := borrow(t, paper, proven(s))
+	pass := func(t *testing.T, s model.Scheme, carried change) {
+		w := borrow(t, paper, proven(s), carried)
 		since := w.counting(w.path("web", model.Forward))
 		if got := w.ping("h1", "h2", lab.PingConfig{Count: 5, Size: 4000, Timeout: settleTime}); got != 5 {
 			t.Errorf("%d of 5 echo requests were answered", got)
@@ -128,5 +135,8 @@ func TestFragmentsTakeTheirChain(t *testing.T) {
 		if n := since().frames(); n != 15 {
 			t.Errorf("%d frames, want 3 for each request", n)
 		}
+	}
+	boundToo(t, func(t *testing.T, s model.Scheme) {
+		bothEncapsulations(t, func(t *testing.T, carried change) { pass(t, s, carried) })
 	})
 }

@@ -24,9 +24,8 @@ lab:
 func TestPortsAndDSCPChooseAChain(t *testing.T) {
 	t.Parallel()
 	for _, d := range []model.Datapath{model.DatapathTC, model.DatapathXDP} {
-		t.Run(d.String(), func(t *testing.T) {
-			t.Parallel()
-			w := build(t, choosing, datapath(d))
+		pass := func(t *testing.T, carried change) {
+			w := build(t, choosing, datapath(d), carried)
 			if d == model.DatapathXDP { // so that a veth takes what XDP sends
 				for host1, link := range map[string]string{"h1": "h1-r1", "h2": "h2-r6"} {
 					must(t, w.net(host1).SetOffload(link, host.GRO, true))
@@ -60,6 +59,10 @@ func TestPortsAndDSCPChooseAChain(t *testing.T) {
 			took.takes(t, "TCP to the last port", true, true, false)
 			w.upload("h1", "h2", 8450, 0, 1_000_000)
 			took.takes(t, "TCP to another port", false, false, false)
+		}
+		t.Run(d.String(), func(t *testing.T) {
+			t.Parallel()
+			bothEncapsulations(t, pass)
 		})
 	}
 }

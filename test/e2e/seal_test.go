@@ -48,7 +48,11 @@ const sealMarker = "seal-marker-in-a-request"
 // Who reads payload on a sealed chain is the function that has to, and nobody else.
 func TestASealedChainIsReadByItsFunctionAlone(t *testing.T) {
 	t.Parallel()
-	s := newShopOf(t, sealedDomain(t), "[fc00:8::2]:443")
+	bothTexts(t, func(t *testing.T, carried func(string) string) { sealedChainIsRead(t, carried(sealedDomain(t))) })
+}
+
+func sealedChainIsRead(t *testing.T, domain string) {
+	s := newShopOf(t, domain, "[fc00:8::2]:443")
 	dpi := func() *api.Stream {
 		t.Helper()
 		f, err := s.function("r3", "dpi")
@@ -421,7 +425,11 @@ func TestAFunctionThatKnowsNothingOfSealsReadsIPv4(t *testing.T) {
 // answer is on its way: each gets all of it.
 func TestKeysOfEndsChangeUnderLoad(t *testing.T) {
 	t.Parallel()
-	s := newShopOf(t, sealedDomain(t), "[fc00:8::2]:443")
+	bothTexts(t, func(t *testing.T, carried func(string) string) { keysOfEndsChange(t, carried(sealedDomain(t))) })
+}
+
+func keysOfEndsChange(t *testing.T, domain string) {
+	s := newShopOf(t, domain, "[fc00:8::2]:443")
 	var asked atomic.Int64
 	done, wrong := make(chan struct{}), make(chan string, 3)
 	ask := func(paths []string, want string) {

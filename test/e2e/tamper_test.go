@@ -10,7 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
@@ -420,11 +422,73 @@ func TestAReportingChainLetsViolationsThrough(t *testing.T) {
 	})
 }
 
+// Over labels no segment list is in the packet: the stamps alone say what was done to it.
+func TestAReportingChainLetsViolationsOverLabelsThrough(t *testing.T) {
+	t.Parallel()
+	w := borrow(t, star, overLabels)
+	db := w.path("db", model.Forward)
+	m := w.meddle("m")
+	last := func(do func(mpls.Packet) lab.Sent) func(string, mpls.Packet) lab.Sent {
+		return func(from string, p mpls.Packet) lab.Sent {
+			if v, ok := proofOf(p); ok && v.Path == db.Path && from == "r3" {
+				return do(p)
+			}
+			return labelled(p)
+		}
+	}
+	proof := func(change func(*srv6.Proof)) func(mpls.Packet) lab.Sent {
+		return func(p mpls.Packet) lab.Sent {
+			v, _ := proofOf(p)
+			change(&v)
+			p.Proof = new(v.Bytes())
+			return labelled(p)
+		}
+	}
+	since := time.Now()
+	verified := w.counting(db)
+	m.withLabels(last(proof(func(v *srv6.Proof) { v.CML ^= 1 << 40 })), func() { w.reaches("h1", "h3") })
+	w.reported("r6", "proof", 5)
+	e := w.event(since, "r6", "proof")
+	if !e.Reported {
+		t.Error("the event does not say that it was reported only")
+	}
+	w.explained(e, "every hop of chain db stamped this packet in order, but bit 40 of its CML was changed between r3 (dpi) and r6; its labels say r6")
+	if n := verified().frames(); n != 5 {
+		t.Errorf("%d frames went all the way, want 5", n)
+	}
+	inner := func(p mpls.Packet, change func(*srv6.Packet)) []byte {
+		v, err := srv6.Decode(p.Payload)
+		must(t, err)
+		change(&v)
+		b, err := v.Append(nil)
+		must(t, err)
+		return b
+	}
+	for _, c := range []struct {
+		reason string
+		tamper func(mpls.Packet) lab.Sent
+	}{
+		{"wrong-chain", func(p mpls.Packet) lab.Sent {
+			p.Payload = inner(p, func(v *srv6.Packet) { v.Header.Destination = w.addr("h2") })
+			return labelled(p)
+		}},
+		{"unknown-epoch", proof(func(v *srv6.Proof) { v.Epoch++ })},
+		{"unproven", func(p mpls.Packet) lab.Sent { return lab.Sent{Packet: inner(p, func(*srv6.Packet) {})} }},
+	} {
+		m.withLabels(last(c.tamper), func() { w.isCutOff("h1", "h3", probes) })
+		w.refused("r6", c.reason, probes)
+	}
+}
+
 // What is injected on a core link without a proof is refused where a chain
 // requires one, and travels where none does.
 func TestAPlainPacketOnACoreLinkIsRefused(t *testing.T) {
 	t.Parallel()
-	w := borrow(t, star)
+	bothEncapsulations(t, plainPacketOnACoreLink)
+}
+
+func plainPacketOnACoreLink(t *testing.T, carried change) {
+	w := borrow(t, star, carried)
 	m := w.meddle("m")
 	plain := func(to netip.Addr) srv6.Packet {
 		return srv6.Packet{

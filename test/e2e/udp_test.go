@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -44,8 +45,8 @@ func TestSuperPacketsOfUDPGoThroughAChain(t *testing.T) {
 			if v4 {
 				changes = append(changes, inIPv4)
 			}
-			bothSchemes(t, func(t *testing.T, s model.Scheme) {
-				w := borrow(t, narrowing, append(changes, proven(s))...)
+			pass := func(t *testing.T, s model.Scheme, carried change) {
+				w := borrow(t, narrowing, append(slices.Clone(changes), proven(s), carried)...)
 				w.ipv4 = v4
 				w.reaches("h1", "h2")
 				var conn *net.UDPConn
@@ -78,13 +79,25 @@ func TestSuperPacketsOfUDPGoThroughAChain(t *testing.T) {
 						t.Errorf("%d datagrams came out as others than were sent", c.frames)
 					}
 					for i, h := range since() {
-						if h.Packets != 1 || h.Frames != uint64(c.frames) {
+						packets := uint64(1)
+						if w.labelled() { // cut at the headend
+							packets = uint64(c.frames)
+						}
+						if h.Packets != packets || h.Frames != uint64(c.frames) {
 							t.Errorf("%d frames: position %d has counted %d packets and %d frames", c.frames, i, h.Packets, h.Frames)
 						}
 					}
 				}
+				if w.labelled() {
+					return // no stamp counts frames
+				}
 				udpTrain(t, w.ns("h1"), to, 100, make([]byte, 100*(most+1)))
 				w.refused("r1", "train-too-long", 1)
+			}
+			bothSchemes(t, func(t *testing.T, s model.Scheme) { pass(t, s, overSRv6) })
+			t.Run("over labels", func(t *testing.T) {
+				t.Parallel()
+				pass(t, model.SchemeKeyed, overLabels)
 			})
 		})
 	}

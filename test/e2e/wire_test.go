@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 	"sync"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/mpls"
+	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
@@ -105,6 +108,39 @@ func (c *capture) proofs(path uint32) (out []srv6.Proof) {
 	return out
 }
 
+// stamps keeps the proofs that come in by an interface, over either outer header.
+type stamps struct{ recorder[srv6.Proof] }
+
+func (w *world) stamps(node, name string) *stamps {
+	w.t.Helper()
+	s := &stamps{}
+	isService := func(uint32) bool { return false }
+	if m := w.manifest.Domain.MPLS; m != nil {
+		isService = m.IsService
+	}
+	s.start(w, node, name, 512, func(frame []byte) (srv6.Proof, bool) {
+		if p, err := mpls.ParseFrame(frame, isService); err == nil && p.Proof != nil {
+			return srv6.ReadProof(*p.Proof)
+		}
+		p, err := srv6.DecodeFrame(frame)
+		if err != nil {
+			return srv6.Proof{}, false
+		}
+		return p.Proof()
+	})
+	return s
+}
+
+// of are those of a path that have come so far, in their order.
+func (s *stamps) of(path uint32) (out []srv6.Proof) {
+	for _, p := range s.soFar() {
+		if p.Path == path {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 // meddler is a router in somebody else's hands. What it does to packets is said
 // packet by packet; else it is as honest as any wire.
 type meddler struct {
@@ -131,6 +167,49 @@ func (w *world) meddle(router string) *meddler {
 		}
 	})
 	return &meddler{w, r}
+}
+
+// lastLink runs f, and returns the last packet of a path that was on its way from its last function to
+// its egress meanwhile. All packets go on.
+func (m *meddler) lastLink(p plan.Path, f func()) (found *lab.Sent) {
+	last := p.Hops[len(p.Hops)-1]
+	m.Set(func(_ string, v srv6.Packet, raw []byte) []lab.Sent {
+		if proof, ok := v.Proof(); ok && proof.Path == p.Path && v.Header.Destination == last.SID {
+			found = &lab.Sent{Packet: bytes.Clone(raw)}
+		}
+		return []lab.Sent{{Packet: raw}}
+	})
+	m.SetLabels(func(_ string, v mpls.Packet) []lab.Sent {
+		out := labelled(v)
+		if proof, ok := proofOf(v); ok && proof.Path == p.Path && len(v.Labels()) == 2 && v.Labels()[1] == last.ServiceLabel {
+			found = &out
+		}
+		return []lab.Sent{out}
+	})
+	defer m.Set(nil)
+	defer m.SetLabels(nil)
+	f()
+	return found
+}
+
+func proofOf(p mpls.Packet) (srv6.Proof, bool) {
+	if p.Proof == nil {
+		return srv6.Proof{}, false
+	}
+	return srv6.ReadProof(*p.Proof)
+}
+
+// labelled is a packet with labels as it goes out.
+func labelled(p mpls.Packet) lab.Sent {
+	p.Ethernet = nil
+	return lab.Sent{Packet: p.Append(nil), Labels: true}
+}
+
+// withLabels tampers with packets of labels while f runs.
+func (m *meddler) withLabels(do func(from string, p mpls.Packet) lab.Sent, f func()) {
+	m.SetLabels(func(from string, p mpls.Packet) []lab.Sent { return []lab.Sent{do(from, p)} })
+	defer m.SetLabels(nil)
+	f()
 }
 
 // send passes a packet on to whom its destination belongs.

@@ -106,6 +106,70 @@ func overIPv4(m *manifest.Manifest) {
 	}
 }
 
+// routersPassLabels makes the lab's routers nodes of the domain, on no chain, whose agents have them pass
+// labels on; call it before overLabels.
+func routersPassLabels(m *manifest.Manifest) {
+	for i, r := range m.Lab.Routers {
+		n := model.Node{Name: r.Name, Address: r.Address, Locator: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfc, 6: 0xf0 + byte(i)}), 56)}
+		for _, k := range m.Lab.Links {
+			for _, end := range [][2]string{{k.A, k.B}, {k.B, k.A}} {
+				if end[0] == r.Name {
+					n.Interfaces = append(n.Interfaces, model.Interface{Name: end[0] + "-" + end[1], Role: model.RoleCore, MTU: m.Lab.MTU})
+				}
+			}
+		}
+		m.Domain.Nodes = append(m.Domain.Nodes, n)
+	}
+	m.Lab.Routers = nil
+}
+
+// throughNodes is overLabels in a lab whose traffic passes its routers.
+func throughNodes(m *manifest.Manifest) {
+	routersPassLabels(m)
+	overLabels(m)
+}
+
+// labelledText is the text of a domain file with all chains over labels, as overLabels makes them.
+func labelledText(t *testing.T, text string) string {
+	t.Helper()
+	nodes, chains := 0, 0
+	var out []string
+	for line := range strings.SplitSeq(text, "\n") {
+		address, isNode := strings.CutPrefix(line, "    address: ")
+		switch {
+		case strings.HasPrefix(line, "  block: "):
+			line += "\n  mpls: {services: 100000, mtu: 1700}"
+		case isNode:
+			nodes++
+			line += fmt.Sprintf("\n    mpls: {label: %d, address: %q}", 16000+nodes, strings.Fields(address)[0])
+		case strings.HasPrefix(line, "    proof: "):
+			chains++
+			line = "    encapsulation: {type: sr-mpls}\n" + line
+		case strings.Contains(line, ", proof: {"):
+			chains++
+			line = strings.Replace(line, ", proof: {", ", encapsulation: {type: sr-mpls}, proof: {", 1)
+		}
+		out = append(out, line)
+	}
+	if nodes < 2 || chains == 0 {
+		t.Fatalf("the domain has %d nodes and %d chains that could go over labels", nodes, chains)
+	}
+	return strings.Join(out, "\n")
+}
+
+// bothTexts runs a test with domain files over SRv6, and over labels.
+func bothTexts(t *testing.T, f func(t *testing.T, carried func(text string) string)) {
+	for _, e := range []struct {
+		name string
+		is   func(t *testing.T, text string) string
+	}{{"srv6", func(_ *testing.T, text string) string { return text }}, {"sr-mpls", labelledText}} {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			f(t, func(text string) string { return e.is(t, text) })
+		})
+	}
+}
+
 // labelled: the first chain goes over labels, so that all super-packets are cut at its headend.
 func (w *world) labelled() bool {
 	return w.manifest.Domain.Chains[0].Encapsulation.Type == model.EncapsulationSRMPLS
