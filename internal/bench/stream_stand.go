@@ -10,9 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/host"
 )
 
 // Many connections at once that do nothing: whether they stand, what the function's process and the kernel have for
@@ -26,16 +30,16 @@ const (
 	standAsked = 1000  // connections that are asked for a byte, one after the other
 )
 
-// standServer gives back each byte that it gets. It holds a descriptor for each connection, and nothing else.
+// standServer gives back each byte that it gets at a port. It holds a descriptor for each connection, and nothing else.
 type standServer struct {
-	epoll     int
-	stop      int // an eventfd
-	listeners []int
-	ended     chan struct{}
+	epoll    int
+	stop     int // an eventfd
+	listener int
+	ended    chan struct{}
 }
 
-func newStandServer(at netip.Addr) (_ *standServer, err error) {
-	s := &standServer{epoll: -1, stop: -1, ended: make(chan struct{})}
+func newStandServer(at netip.AddrPort) (_ *standServer, err error) {
+	s := &standServer{epoll: -1, stop: -1, listener: -1, ended: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("serve many connections: %w", errors.Join(err, s.release()))
@@ -50,24 +54,20 @@ func newStandServer(at netip.Addr) (_ *standServer, err error) {
 	if err := s.watch(s.stop); err != nil {
 		return nil, err
 	}
-	for i := range standPorts {
-		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
-		if err != nil {
-			return nil, os.NewSyscallError("socket", err)
-		}
-		s.listeners = append(s.listeners, fd)
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-			return nil, os.NewSyscallError("setsockopt SO_REUSEADDR", err)
-		}
-		if err := unix.Bind(fd, &unix.SockaddrInet6{Port: standFirst + i, Addr: at.As16()}); err != nil {
-			return nil, os.NewSyscallError("bind", err)
-		}
-		if err := unix.Listen(fd, 4096); err != nil {
-			return nil, os.NewSyscallError("listen", err)
-		}
-		if err := s.watch(fd); err != nil {
-			return nil, err
-		}
+	if s.listener, err = unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP); err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	if err := unix.SetsockoptInt(s.listener, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return nil, os.NewSyscallError("setsockopt SO_REUSEADDR", err)
+	}
+	if err := unix.Bind(s.listener, &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}); err != nil {
+		return nil, os.NewSyscallError("bind", err)
+	}
+	if err := unix.Listen(s.listener, 4096); err != nil {
+		return nil, os.NewSyscallError("listen", err)
+	}
+	if err := s.watch(s.listener); err != nil {
+		return nil, err
 	}
 	return s, nil
 }
@@ -77,9 +77,16 @@ func (s *standServer) watch(fd int) error {
 	return os.NewSyscallError("epoll_ctl", err)
 }
 
-// run serves until close.
-func (s *standServer) run() {
+// run serves until close, with descriptors of its own.
+func (s *standServer) run(at *host.NetNS) {
 	defer close(s.ended)
+	at.DoOnOwnDescriptors(func() error { // what does not work shows at the clients
+		s.serve()
+		return nil
+	})
+}
+
+func (s *standServer) serve() {
 	events := make([]unix.EpollEvent, 256)
 	open := map[int]bool{}
 	defer func() {
@@ -98,7 +105,7 @@ func (s *standServer) run() {
 			switch {
 			case fd == s.stop:
 				return
-			case slices.Contains(s.listeners, fd):
+			case fd == s.listener:
 				got, _, err := unix.Accept4(fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 				if err != nil {
 					continue
@@ -136,7 +143,7 @@ func (s *standServer) close() error {
 }
 
 func (s *standServer) release() (err error) {
-	for _, fd := range append(s.listeners, s.epoll, s.stop) {
+	for _, fd := range []int{s.listener, s.epoll, s.stop} {
 		if fd >= 0 {
 			err = errors.Join(err, os.NewSyscallError("close", unix.Close(fd)))
 		}
@@ -153,24 +160,30 @@ type stood struct {
 	answer float64       // median of the time that a byte takes there and back, in microseconds
 }
 
-// stand opens connections, which do nothing then, and asks some of them.
+// stand opens connections, which do nothing then, and asks some of them. Each port of the server, and each of the threads that
+// open connections, has descriptors of its own.
 func (t *streamTrack) stand(ctx context.Context, count int) (out stood, err error) {
-	var server *standServer
-	if err := t.lab.Do("h2", func() (err error) {
-		server, err = newStandServer(t.to.Addr())
-		return err
-	}); err != nil {
+	clients, err := t.lab.NetNS("h1")
+	if err != nil {
 		return out, err
 	}
-	go server.run()
-	var mu sync.Mutex
-	var all []int
-	defer func() {
-		for _, fd := range all {
-			err = errors.Join(err, gone(fd))
+	defer clients.Close()
+	servers, err := t.lab.NetNS("h2")
+	if err != nil {
+		return out, err
+	}
+	defer servers.Close()
+	for i := range standPorts {
+		var s *standServer
+		if err := servers.Do(func() (err error) {
+			s, err = newStandServer(netip.AddrPortFrom(t.to.Addr(), uint16(standFirst+i)))
+			return err
+		}); err != nil {
+			return out, err
 		}
-		err = errors.Join(err, server.close())
-	}()
+		go s.run(servers)
+		defer func() { err = errors.Join(err, s.close()) }()
+	}
 	pids, err := t.process()
 	if err != nil {
 		return out, err
@@ -179,54 +192,85 @@ func (t *streamTrack) stand(ctx context.Context, count int) (out stood, err erro
 	if err != nil {
 		return out, err
 	}
-	begun, began := 0, time.Now()
-	err = t.clients(ctx, streamCalls, func(ctx context.Context) error {
-		for {
-			mu.Lock()
-			n := begun
-			begun++
-			mu.Unlock()
-			if n >= count {
-				return nil
-			}
-			fd, err := call(netip.AddrPortFrom(t.to.Addr(), uint16(standFirst+n%standPorts)), 'b')
-			if err != nil {
-				return fmt.Errorf("connection %d: %w", n, err)
-			}
-			mu.Lock()
-			all = append(all, fd)
-			mu.Unlock()
-			if err := errors.Join(echoed(fd), context.Cause(ctx)); err != nil {
-				return fmt.Errorf("connection %d: %w", n, err)
-			}
-		}
-	})
-	if err != nil {
-		return out, err
-	}
-	out.count, out.took = len(all), time.Since(began)
-	now, err := ownMemory(pids)
-	if err != nil {
-		return out, err
-	}
-	out.memory = now - resting
-	if out.kernel, err = kernelMemory(); err != nil {
-		return out, err
-	}
+	var begun atomic.Int64
+	var opened, asked sync.WaitGroup // a thread that fails does not hold up others
+	opened.Add(streamCalls)
+	asked.Add(streamCalls)
+	measured := make(chan struct{})
+	var asking sync.Mutex // one connection at a time
 	var us []float64
-	err = t.clients(ctx, 1, func(ctx context.Context) error {
-		for i := range min(standAsked, len(all)) {
-			fd := all[i*len(all)/min(standAsked, len(all))]
-			start := time.Now()
-			if _, err := unix.Write(fd, []byte{'b'}); err != nil {
-				return os.NewSyscallError("write", err)
+	began := time.Now()
+	client := func(ctx context.Context) (err error) {
+		var mine []int
+		defer func() {
+			for _, fd := range mine {
+				err = errors.Join(err, gone(fd))
 			}
-			if err := errors.Join(echoed(fd), context.Cause(ctx)); err != nil {
-				return fmt.Errorf("a connection that stood does not answer: %w", err)
+		}()
+		err = func() error {
+			defer opened.Done()
+			for {
+				n := int(begun.Add(1)) - 1
+				if n >= count {
+					return nil
+				}
+				fd, err := call(netip.AddrPortFrom(t.to.Addr(), uint16(standFirst+n%standPorts)), 'b')
+				if err != nil {
+					return fmt.Errorf("connection %d: %w", n, err)
+				}
+				mine = append(mine, fd)
+				if err := errors.Join(echoed(fd), context.Cause(ctx)); err != nil {
+					return fmt.Errorf("connection %d: %w", n, err)
+				}
 			}
-			us = append(us, float64(time.Since(start).Nanoseconds())/1e3)
+		}()
+		if err == nil {
+			<-measured
+			asking.Lock()
+			ask := min(standAsked/streamCalls, len(mine))
+			for i := range ask {
+				fd := mine[i*len(mine)/ask]
+				start := time.Now()
+				_, err = unix.Write(fd, []byte{'b'})
+				if err = errors.Join(os.NewSyscallError("write", err), echoed(fd), context.Cause(ctx)); err != nil {
+					err = fmt.Errorf("a connection that stood does not answer: %w", err)
+					break
+				}
+				us = append(us, float64(time.Since(start).Nanoseconds())/1e3)
+			}
+			asking.Unlock()
 		}
-		return nil
+		asked.Done()
+		if err == nil {
+			asked.Wait()
+		}
+		return err
+	}
+	err = t.onTheirCPUs(func() error {
+		g, ctx := errgroup.WithContext(ctx)
+		for range streamCalls {
+			g.Go(func() error {
+				called := false
+				err := clients.DoOnOwnDescriptors(func() error {
+					called = true
+					return client(ctx)
+				})
+				if !called {
+					opened.Done()
+					asked.Done()
+				}
+				return err
+			})
+		}
+		opened.Wait()
+		out.count, out.took = min(int(begun.Load()), count), time.Since(began)
+		now, err := ownMemory(pids)
+		out.memory = now - resting
+		if err == nil {
+			out.kernel, err = kernelMemory()
+		}
+		close(measured)
+		return errors.Join(g.Wait(), err)
 	})
 	if err != nil {
 		return out, err
@@ -270,14 +314,14 @@ func kernelMemory() (int64, error) {
 // standFiles are for what the program has open besides.
 const standFiles = 4096
 
-// standing raises this process's limit of descriptors for both ends of so many connections, if it may. It returns how
-// many these suffice for; a worker with the same limit has room for as many.
+// standing raises this process's limit of descriptors for so many connections, if it has to and may. A port of the server has the most
+// in one table. It returns how many the limit suffices for.
 func standing(count int) (int, error) {
 	var have unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil {
 		return 0, os.NewSyscallError("getrlimit RLIMIT_NOFILE", err)
 	}
-	want := uint64(2*count + standFiles)
+	want := uint64((count+standPorts-1)/standPorts + standFiles)
 	if have.Cur >= want {
 		return count, nil
 	}
@@ -287,10 +331,10 @@ func standing(count int) (int, error) {
 		return count, nil
 	case !errors.Is(err, unix.EPERM): // which CAP_SYS_RESOURCE would help against
 		return 0, os.NewSyscallError("setrlimit RLIMIT_NOFILE", err)
-	case have.Cur < 2*standFiles:
-		return 0, fmt.Errorf("%d descriptors are too few; raise the limit of open files (ulimit -n)", have.Cur)
+	case have.Cur <= standFiles:
+		return 0, fmt.Errorf("%d descriptors are too few; raise the limit of open files (ulimit -n) to %d", have.Cur, want)
 	}
-	return int(have.Cur-standFiles) / 2, nil
+	return int(have.Cur-standFiles) * standPorts, nil
 }
 
 // streamStand measures connections that do nothing, once: by a chain whose function forwards packets, and by one with identity.
@@ -315,7 +359,7 @@ func (c Config) streamStand(ctx context.Context, note func(string)) (_ []Figure,
 		return nil, fmt.Errorf("open %d connections: %w", count, err)
 	}
 	if allowed < count {
-		note(fmt.Sprintf("stand: %d descriptors are allowed, and this program may not raise that (CAP_SYS_RESOURCE), so that %d connections stood and not %d.", 2*allowed+standFiles, allowed, count))
+		note(fmt.Sprintf("stand: %d descriptors are allowed, and this program may not raise that (CAP_SYS_RESOURCE), so that %d connections stood and not %d.", allowed/standPorts+standFiles, allowed, count))
 		count = allowed
 	}
 	p := newProgress(c.Progress, "streams, connections that stand", 2)

@@ -457,7 +457,18 @@ func gone(fd int) error {
 }
 
 // clients runs so many of f at once, each on a thread in h1, away from the node's CPU.
-func (t *streamTrack) clients(ctx context.Context, count int, f func(ctx context.Context) error) (err error) {
+func (t *streamTrack) clients(ctx context.Context, count int, f func(ctx context.Context) error) error {
+	return t.onTheirCPUs(func() error {
+		g, ctx := errgroup.WithContext(ctx)
+		for range count {
+			g.Go(func() error { return t.lab.Do("h1", func() error { return f(ctx) }) })
+		}
+		return g.Wait()
+	})
+}
+
+// onTheirCPUs calls f while the functions' processes run on the node's CPU, and this one away from it.
+func (t *streamTrack) onTheirCPUs(f func() error) (err error) {
 	pids, err := t.process()
 	for _, pid := range pids {
 		err = errors.Join(err, host.RunOn(pid, t.node...))
@@ -466,11 +477,7 @@ func (t *streamTrack) clients(ctx context.Context, count int, f func(ctx context
 		return err
 	}
 	defer func() { err = errors.Join(err, host.RunOn(0)) }()
-	g, ctx := errgroup.WithContext(ctx)
-	for range count {
-		g.Go(func() error { return t.lab.Do("h1", func() error { return f(ctx) }) })
-	}
-	return g.Wait()
+	return f()
 }
 
 // working notes what f takes of the CPU time of the functions' processes, in nanoseconds for each

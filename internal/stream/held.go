@@ -363,24 +363,44 @@ func (l *loop) giveUpOne() {
 	}
 }
 
-// acceptedHeld takes a client's connection that has waited for its server's.
+// acceptedHeld takes a client's connection that has waited for its server's, or hands it over.
 func (l *loop) acceptedHeld(fd int, client netip.AddrPort) {
 	to, err := unix.Getsockname(fd)
-	of := ends{client, addrPort(to)}
-	if its := l.w.loopOf(of); err == nil && its != l {
-		its.handAccepted(fd, client)
+	if err != nil {
+		unix.Close(fd)
 		return
 	}
-	number, ok := l.waiting[of]
-	if err != nil || !ok {
-		unix.Close(fd) // its server has reset it meanwhile
+	a := accepted{fd, ends{client, addrPort(to)}}
+	its := l.w.loopOf(a.of)
+	if its == l {
+		l.takeAccepted(a)
+		return
+	}
+	if l.w.apart { // the other loop would have another file behind the number
+		unix.Close(fd)
+		a.fd = -1
+	}
+	its.handAccepted(a)
+}
+
+// takeAccepted takes a client's connection of this loop.
+func (l *loop) takeAccepted(a accepted) {
+	number, ok := l.waiting[a.of]
+	if !ok { // its server has reset it meanwhile
+		if a.fd >= 0 {
+			unix.Close(a.fd)
+		}
 		return
 	}
 	c := l.at(number)
+	if a.fd < 0 {
+		l.reset(c, wordByWorker)
+		return
+	}
 	delete(l.waiting, c.wait.ends)
 	c.ends = &ends{c.wait.client, c.wait.server}
 	l.taken[*c.ends] = true
-	c.wait, c.fd[0], c.active = nil, int32(fd), l.seconds()
+	c.wait, c.fd[0], c.active = nil, int32(a.fd), l.seconds()
 	if err := l.watchSide(c, 0); err != nil {
 		l.reset(c, wordByClient)
 	}

@@ -38,7 +38,8 @@ const (
 )
 
 // loop is one event loop. It runs on a thread of its own, and nothing in it is used by
-// another; the statistics alone are read from outside.
+// another; the statistics alone are read from outside. With descriptors of its own (setApart),
+// it is that thread which opens and closes them.
 type loop struct {
 	w     *Worker
 	index int // in w.loops
@@ -70,7 +71,8 @@ type loop struct {
 	words []atomic.Uint64
 	steps [2][][]atomic.Uint64
 
-	inbox inbox // from other loops
+	inbox  inbox       // from other loops
+	thread chan func() // on which all is done that uses the loop's descriptors; nil: on any
 
 	// Of sealed connections, which goroutines have taken over.
 	working  sync.Mutex // functions, scratch, and the flows of such connections

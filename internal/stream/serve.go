@@ -18,7 +18,7 @@ import (
 
 // raiseDescriptors has the process hold as many descriptors as its connections take, if it may:
 // two sockets each, some of them with pipes or two more. Where it may not, connections without
-// descriptors are refused; room is how many there are descriptors for.
+// descriptors are refused; room is how many there are descriptors for in one table.
 func raiseDescriptors(connections int) (room uint64, err error) {
 	var have unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil {
@@ -58,7 +58,7 @@ const garbage = 25
 // each version of IP, IPv6 first, and ends when the other end is closed. held is a
 // HeldSocket, if the configuration has SYNs wait. through are PlainListeners, if connections go in plain
 // through a function; else there are none. With a parent, the limit of descriptors is
-// raised to what the configuration takes. at and link are those of Stay, if the worker
+// raised to what the configuration takes; where that may not be, loops get descriptors of their own, and there are more of them. at and link are those of Stay, if the worker
 // outlives its parent; else nil.
 func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, link *os.File, user uint32, through ...*os.File) error {
 	c, err := ReadConfig(config)
@@ -74,10 +74,25 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 		return fmt.Errorf("open the memory for statistics: %w", err)
 	}
 	defer memory.Close()
+	var room uint64 // of the process, or of each loop
+	var apart []int // descriptors that all tables have; nil: there is one table
+	if parent != nil {
+		if room, err = raiseDescriptors(c.Connections); err != nil {
+			return err
+		}
+		if room < uint64(c.Connections) && !c.Sealed {
+			if apart, err = host.RuntimeDescriptors(); err != nil {
+				return err
+			}
+			c.Loops = max(c.Loops, loopsFor(c.Connections, room))
+			room *= uint64(c.Loops)
+		}
+	}
 	w, err := New(c, memory, held)
 	if err != nil {
 		return err
 	}
+	last := func() error { return nil }
 	if (at == nil) != (link == nil) || at != nil && parent == nil {
 		return errors.Join(fmt.Errorf("worker of function %s: what stays has a parent, a socket with a name, and one of its interface", c.Name), w.Close())
 	}
@@ -97,10 +112,6 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 				return errors.Join(err, w.Close())
 			}
 		}
-		room, err := raiseDescriptors(c.Connections)
-		if err != nil {
-			return errors.Join(err, w.Close())
-		}
 		if room < uint64(c.Connections) {
 			loopWords(memory, 0)[wordRoom].Store(room)
 		}
@@ -119,10 +130,22 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 		ctx, stop = context.WithCancel(ctx)
 		defer stop()
 		w.ask = s.ask
-		go func() {
-			s.run() // it ends with the process at the latest
-			stop()
-		}()
+		last = func() error {
+			if apart != nil {
+				var first []int
+				if s.stay != nil {
+					first = []int{s.stay.link}
+				}
+				if err := w.setApart(apart, first...); err != nil {
+					return err
+				}
+			}
+			go func() { // it opens descriptors, which no other table is to have
+				s.run() // it ends with the process at the latest
+				stop()
+			}()
+			return nil
+		}
 	}
 	if c.Sealed && parent == nil {
 		return errors.Join(fmt.Errorf("worker of function %s: there is no parent to ask for keys of sealed connections", c.Name), w.Close())
@@ -135,7 +158,7 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 			return errors.Join(fmt.Errorf("worker of function %s: %w", c.Name, err), w.Close())
 		}
 	}
-	if err := sandbox.Enter(sandbox.Options{User: user, Memory: c.Memory}); err != nil {
+	if err := sandbox.Enter(sandbox.Options{User: user, Memory: c.Memory, Last: last}); err != nil {
 		return errors.Join(fmt.Errorf("confine the worker of function %s: %w", c.Name, err), w.Close())
 	}
 	return w.Run(ctx)

@@ -103,8 +103,8 @@ type inbox struct {
 
 // accepted is a client's connection.
 type accepted struct {
-	fd     int
-	client netip.AddrPort
+	fd int // -1: it could not be handed over, and is reset
+	of ends
 }
 
 // handSYN gives the loop a frame, of which it keeps a copy.
@@ -121,9 +121,9 @@ func (l *loop) handSYN(frame []byte) {
 }
 
 // handAccepted gives the loop a connection that another loop's listener has got.
-func (l *loop) handAccepted(fd int, client netip.AddrPort) {
+func (l *loop) handAccepted(a accepted) {
 	l.inbox.mu.Lock()
-	l.inbox.accepted = append(l.inbox.accepted, accepted{fd, client})
+	l.inbox.accepted = append(l.inbox.accepted, a)
 	l.inbox.mu.Unlock()
 	l.wakeUp()
 }
@@ -143,7 +143,7 @@ func (l *loop) takeHanded() {
 		}
 	}
 	for _, a := range came {
-		l.acceptedHeld(a.fd, a.client)
+		l.takeAccepted(a)
 	}
 }
 
@@ -152,7 +152,9 @@ func (b *inbox) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, a := range b.accepted {
-		unix.Close(a.fd)
+		if a.fd >= 0 {
+			unix.Close(a.fd)
+		}
 	}
 	b.syns, b.accepted = nil, nil
 }

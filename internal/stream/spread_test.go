@@ -209,11 +209,11 @@ func TestSYNsGoToTheirLoops(t *testing.T) {
 	if all != clients || s.Opened != clients || s.Unreached != clients/2 || s.Now != clients/2 || len(s.Rounds) != loops {
 		t.Errorf("the loops opened %d, and the statistics are %+v; want %d opened, half of them unreached, half open, by %d loops", all, s, clients, loops)
 	}
-	// No SYN has waited of one that another loop's listener has: the loop of its ends closes it.
+	// No SYN has waited of one that a loop is handed: it closes it.
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	must(t, err)
 	defer unix.Close(fds[0])
-	w.loops[3].handAccepted(fds[1], at(answers))
+	w.loops[3].handAccepted(accepted{fds[1], ends{at(answers), at(answers)}})
 	if n, err := unix.Read(fds[0], make([]byte, 1)); n != 0 || err != nil {
 		t.Errorf("%d bytes, %v; want that it is closed", n, err)
 	}

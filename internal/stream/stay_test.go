@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -45,6 +46,9 @@ func (w *world) stayingAs(t *testing.T, text []byte) (*Process, string) {
 		link, err = LinkSocket(l.Index)
 		return err
 	}))
+	if w.descriptors > 0 {
+		self = limited(t, self, w.descriptors)
+	}
 	p, listeners, err := Begin(Options{NS: w.place.NetNS(), Program: self, Config: text, Stay: &Stay{At: at, Link: link}})
 	must(t, err)
 	t.Cleanup(func() {
@@ -55,15 +59,41 @@ func (w *world) stayingAs(t *testing.T, text []byte) (*Process, string) {
 	return p, name
 }
 
-// releases lets a worker serve. Packets get to it by routing here: the link of a program is any file.
-func (w *world) releases(t *testing.T, p *Process) {
+// limited is a program that runs another one, which may have so many descriptors and not raise that.
+func limited(t *testing.T, program string, descriptors int) string {
 	t.Helper()
-	link, err := os.Open(os.DevNull)
+	name := filepath.Join(t.TempDir(), "limited")
+	text := fmt.Sprintf("#!/bin/sh\nulimit -n %d && exec setpriv --bounding-set -sys_resource '%s' \"$@\"\n", descriptors, program)
+	must(t, os.WriteFile(name, []byte(text), 0o755))
+	return name
+}
+
+// releases lets a worker serve. Packets get to it by routing here: the link of a program is one end of a pipe. The other one, which
+// it returns, ends once the worker has closed that.
+func (w *world) releases(t *testing.T, p *Process) *os.File {
+	t.Helper()
+	gone, link, err := os.Pipe()
 	must(t, err)
+	t.Cleanup(func() { gone.Close() })
 	ns, err := w.place.NetNS().File()
 	must(t, err)
 	must(t, p.Release([]byte("a tag"), link, ns))
 	must(t, closeAll([]*os.File{link, ns}))
+	return gone
+}
+
+// withTables runs a test of a worker whose descriptors are one table, and of one whose event loops have a table each.
+func withTables(t *testing.T, f func(t *testing.T, w *world)) {
+	for _, c := range []struct {
+		name        string
+		descriptors int
+	}{{"one table", 0}, {"a table each", 300}} {
+		t.Run(c.name, func(t *testing.T) {
+			w := once(t)
+			w.descriptors = c.descriptors
+			f(t, w)
+		})
+	}
 }
 
 // echoes moves bytes over a connection in both directions.
@@ -81,8 +111,9 @@ func echoes(t *testing.T, a, b net.Conn) {
 }
 
 // A worker goes on without a parent, and the next one gets it with what it holds.
-func TestAWorkerOutlivesItsParent(t *testing.T) {
-	w := once(t)
+func TestAWorkerOutlivesItsParent(t *testing.T) { withTables(t, outlives) }
+
+func outlives(t *testing.T, w *world) {
 	l := w.listen(t, towards["IPv6"])
 	p, name := w.staying(t)
 	config, pid := p.Config, p.PID()
@@ -132,8 +163,9 @@ func TestAWorkerOutlivesItsParent(t *testing.T) {
 }
 
 // A worker ends with its interface, also where nobody is there to end it.
-func TestAWorkerEndsWithItsInterface(t *testing.T) {
-	w := once(t)
+func TestAWorkerEndsWithItsInterface(t *testing.T) { withTables(t, endsWithInterface) }
+
+func endsWithInterface(t *testing.T, w *world) {
 	p, name := w.staying(t)
 	w.releases(t, p)
 	must(t, p.Leave())
@@ -158,11 +190,12 @@ func TestAWorkerEndsWithItsInterface(t *testing.T) {
 }
 
 // A worker that drains keeps its connections, takes no others, and ends with the last.
-func TestAWorkerThatDrainsKeepsItsConnections(t *testing.T) {
-	w := once(t)
+func TestAWorkerThatDrainsKeepsItsConnections(t *testing.T) { withTables(t, drains) }
+
+func drains(t *testing.T, w *world) {
 	l := w.listen(t, towards["IPv4"])
 	p, name := w.staying(t)
-	w.releases(t, p)
+	lookup := w.releases(t, p)
 	c, s := w.pair(t, l, towards["IPv4"])
 	must(t, p.Leave())
 	f, err := Find(name)
@@ -171,6 +204,10 @@ func TestAWorkerThatDrainsKeepsItsConnections(t *testing.T) {
 	must(t, p.Drain())
 	if _, err := Find(name); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a worker that drains is found: %v", err)
+	}
+	must(t, lookup.SetReadDeadline(time.Now().Add(30*time.Second)))
+	if _, err := lookup.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the program that gives it connections: %v; want that the worker has closed it", err)
 	}
 	echoes(t, c, s)
 	eventually(t, "it takes no more connections", func() bool {

@@ -28,6 +28,7 @@ type Worker struct {
 	held        int          // a HeldSocket, which all loops write to; -1: there is none
 	connections atomic.Int64 // open, in all loops
 	stopping    atomic.Bool
+	apart       bool           // loops have descriptors of their own
 	draining    atomic.Bool    // no more connections are taken
 	drained     sync.WaitGroup // of loops that are to begin so
 	batches     batchBudget    // of sealed connections
@@ -82,7 +83,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	for i, l := range w.loops {
 		wait.Go(func() {
-			if errs[i] = l.run(); errs[i] != nil {
+			if l.do(func() { errs[i] = l.run() }); errs[i] != nil {
 				errs[i] = fmt.Errorf("event loop %d of function %s: %w", i, w.config.Name, errs[i])
 				w.stop() // the others' listeners get no connections of this one's
 			}
@@ -108,7 +109,9 @@ func (w *Worker) stop() {
 // while Run runs, and may be called more than once.
 func (w *Worker) Close() error {
 	for _, l := range w.loops {
-		l.close()
+		wake := l.wake
+		l.do(l.close)
+		l.endThread(wake)
 	}
 	if w.held >= 0 {
 		unix.Close(w.held)

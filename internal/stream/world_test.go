@@ -111,6 +111,8 @@ var (
 
 type world struct {
 	client, node, server, place *host.Net
+
+	descriptors int // that the process of a worker that stays may have; 0: as many as the test
 }
 
 func must(t testing.TB, err error) {

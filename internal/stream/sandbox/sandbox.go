@@ -31,6 +31,8 @@ type Options struct {
 	// Memory is how many bytes of its own the process may have (RLIMIT_DATA); 0: as many as it could before. With it
 	// the threads of all the user's processes are bounded, too.
 	Memory uint64
+	// Last is called once all is given up but system calls; nil: there is nothing to do. Its error is Enter's.
+	Last func() error
 
 	noFilter bool // tests look at what is below the filter
 }
@@ -82,6 +84,11 @@ func Enter(o Options) error {
 	}
 	if err := noFiles(); err != nil {
 		return err
+	}
+	if o.Last != nil {
+		if err := o.Last(); err != nil {
+			return err
+		}
 	}
 	if o.noFilter {
 		return nil
