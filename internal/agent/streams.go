@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -22,7 +24,9 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/planfile"
 	"github.com/waystamp/waystamp/internal/stream"
+	"github.com/waystamp/waystamp/internal/stream/function"
 )
 
 // streamPlaces has the operations on the machine for functions of kind stream.
@@ -651,6 +655,7 @@ type streamFunction struct {
 	after    time.Time // it is not started again before
 	told     string    // a gateway's configuration; "": it has none
 	serves   bool      // the plan in force has this worker
+	said     string    // why its keys could not be read, as last logged
 }
 
 // A worker that ends is started again after a while, which doubles each time.
@@ -730,7 +735,65 @@ func (a *agent) ensureStreamLocked(_ plan.Node, p plan.Proxy) error {
 	if err != nil {
 		return err
 	}
-	return a.ensureWorkerLocked(p.Function, fmt.Sprintf("%s %d %v", text, s.MTU, s.Attached), func() (streamWorker, error) { return a.places.Start(p, text, a.endsOf(p)) })
+	keys, err := readKeys(s.Run, s.Back)
+	switch {
+	case err != nil && a.streams.runsLocked(p.Function):
+		// Its connections go on, and new ones have the keys that it has.
+		if f := a.streams.by[p.Function]; f.said != err.Error() {
+			f.said = err.Error()
+			a.cfg.Log.Error("keys of a function cannot be read; its worker goes on as it is, and is not replaced until they can", "function", p.Function, "err", err)
+		}
+		return nil
+	case err != nil:
+		if f := a.streams.by[p.Function]; f == nil { // for who asks why
+			a.streams.by[p.Function] = &streamFunction{err: err}
+		} else {
+			a.endStream(p.Function, f) // what is left of one that has ended
+			f.err = err
+		}
+		return err
+	case len(keys) > 0:
+		if text, err = stream.WithKeys(text, keys); err != nil {
+			return err
+		}
+	}
+	config := fmt.Sprintf("%s %d %v", digest(text), s.MTU, s.Attached)
+	return a.ensureWorkerLocked(p.Function, config, func() (streamWorker, error) { return a.places.Start(p, text, a.endsOf(p)) })
+}
+
+// readKeys reads the keys of seal and open that a function needs.
+func readKeys(run, back []string) (function.Keys, error) {
+	files, err := function.KeyFiles(run, back)
+	if err != nil || len(files) == 0 {
+		return nil, err
+	}
+	keys := function.Keys{}
+	for _, number := range slices.Sorted(maps.Keys(files)) {
+		b, err := planfile.Read(files[number])
+		if err != nil {
+			return nil, fmt.Errorf("read key %d of seal and open: %w", number, err)
+		}
+		var k function.Key
+		if err := k.UnmarshalText(bytes.TrimSpace(b)); err != nil {
+			return nil, fmt.Errorf("read key %d of seal and open: %s: %w", number, files[number], err)
+		}
+		keys[number] = k
+	}
+	return keys, nil
+}
+
+// runsLocked reports whether a function has a worker that runs.
+func (s *streams) runsLocked(name string) bool {
+	f := s.by[name]
+	if f == nil || f.worker == nil {
+		return false
+	}
+	select {
+	case <-f.worker.Ended():
+		return false
+	default:
+		return true
+	}
 }
 
 // ensureWorkerLocked starts a function's worker, unless one of that configuration runs, or has just failed.

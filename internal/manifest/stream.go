@@ -79,8 +79,10 @@ func parseStreamEntry(text string) (streamfunction.Entry, error) {
 	if err != nil {
 		return streamfunction.Entry{}, fmt.Errorf("%s", strings.TrimPrefix(err.Error(), "[0]: "))
 	}
-	if name := list[0].Name; name == "seal" || name == "open" {
-		return list[0], fmt.Errorf("%s needs a key, and keys of functions cannot be given to nodes yet; leave it out", name)
+	if k := list[0].Key; k != nil {
+		if err := model.CheckKeyFile(k.File); err != nil {
+			return list[0], fmt.Errorf("%s: file %w", list[0].Name, err)
+		}
 	}
 	return list[0], nil
 }
@@ -185,6 +187,10 @@ func (c *checker) checkStream(f *function) {
 		c.problemf(f.run.at, "no functions; give run: [identity] for a function that changes nothing")
 	case f.back.given() && f.back.ok && len(f.back.value) == 0:
 		c.problemf(f.back.at, "no functions; leave it out for the inverse of run, or give back: [identity] for no change")
+	case f.run.ok && (f.back.ok || !f.back.given()):
+		if _, err := streamfunction.KeyFiles(f.run.value, f.back.value); err != nil {
+			c.problemf(f.at, "%v", err)
+		}
 	}
 }
 

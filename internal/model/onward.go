@@ -303,6 +303,17 @@ func CheckServiceAddress(a netip.AddrPort) error {
 	return CheckMatchPrefix(netip.Prefix{}, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
 }
 
+// CheckKeyFile holds the rule for names of files with keys of functions: a path from the root.
+func CheckKeyFile(s string) error {
+	if s == "" {
+		return errors.New("is missing; give the file on the function's node that has the key, as openssl rand -base64 32 writes it")
+	}
+	if !path.IsAbs(s) || path.Clean(s) != s {
+		return fmt.Errorf("%q is not a path from the root without dots and double slashes, as /etc/waystamp/seal-7.key", s)
+	}
+	return CheckFile(s)
+}
+
 // CheckFile holds the rule for names of files on a gateway's node: a path from the root, or one
 // that stays within the gateway's folder.
 func CheckFile(s string) error {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/stream/function"
 )
 
 // Names of features that are no value of an enumeration.
@@ -14,6 +15,7 @@ const (
 	featureOpaque  = "gateway protocol tls" // services that are not HTTP
 	featureOwn     = "gateway mode own"
 	featureConnect = "gateway mode connect"
+	featureKeys    = "keys of functions" // for seal and open in a function of kind stream
 )
 
 // FirstFeatures are those of agents that do not say which they have: they are older than the list. It never
@@ -32,7 +34,7 @@ func Features() []string {
 	all = named[model.Scheme](all, "scheme ")
 	all = named[model.EncapsulationType](all, "encapsulation ")
 	all = named[model.SIDs](all, "sids ")
-	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect)
+	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys)
 }
 
 // named adds the names of all values of an enumeration.
@@ -76,6 +78,9 @@ func (n Node) Features() []string {
 			}
 		case p.Stream != nil:
 			seen["kind "+model.KindStream.String()] = true
+			if files, err := function.KeyFiles(p.Stream.Run, p.Stream.Back); err == nil && len(files) > 0 {
+				seen[featureKeys] = true
+			}
 		case p.Netfilter != nil:
 			seen["kind "+model.KindNetfilter.String()] = true
 		default:

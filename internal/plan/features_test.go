@@ -35,3 +35,18 @@ func TestAPlanAsksForWhatItHas(t *testing.T) {
 		}
 	}
 }
+
+// A function with a key asks for an agent that reads its file.
+func TestAPlanAsksForKeysOfFunctions(t *testing.T) {
+	for entry, asks := range map[string]bool{`{"seal": {"key": 7, "file": "/k"}}`: true, `"gzip"`: false} {
+		for _, s := range []model.Stream{{Run: []string{entry}}, {Run: []string{`"count"`}, Back: []string{entry}}} {
+			n := Node{Proxies: []Proxy{{Function: "lock", Stream: &Stream{Stream: s}}}}
+			if got := slices.Contains(n.Features(), featureKeys); got != asks {
+				t.Errorf("%+v: it asks for keys: %t; want %t", s, got, asks)
+			}
+		}
+	}
+	if slices.Contains(FirstFeatures, featureKeys) || !slices.Contains(Features(), featureKeys) {
+		t.Error("agents of before know keys of functions, or those of this program do not")
+	}
+}

@@ -1,6 +1,6 @@
-// Package planfile reads files with keys: the plans of nodes, and the paths with the secrets of
-// all hops. It refuses files that other users can read or change, as ssh does with private keys.
-// internal/plan parses the contents. Commands, internal/agent and internal/lab call it.
+// Package planfile reads files with keys: the plans of nodes, the paths with the secrets of
+// all hops, and keys of functions. It refuses files that other users can read or change, as ssh does with private keys.
+// internal/plan parses plans and paths. Commands, internal/agent and internal/lab call it.
 package planfile
 
 import (

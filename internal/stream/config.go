@@ -99,6 +99,24 @@ func Placed(text []byte, port uint16, memory uint64) ([]byte, error) {
 	return json.Marshal(m)
 }
 
+// WithKeys is a configuration of Text with the keys of its functions. Nobody but a worker is to see it.
+func WithKeys(text []byte, keys function.Keys) ([]byte, error) {
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(text, &m); err != nil {
+		return nil, fmt.Errorf("read a worker's configuration: %w", err)
+	}
+	texts := map[uint32]string{}
+	for n, k := range keys {
+		texts[n] = k.Text()
+	}
+	raw, err := json.Marshal(texts)
+	if err != nil {
+		return nil, err
+	}
+	m["keys"] = raw
+	return json.Marshal(m)
+}
+
 // ReadConfig reads the configuration of a worker, as JSON. It names all mistakes at
 // once, unless the JSON itself is wrong.
 func ReadConfig(r io.Reader) (*Config, error) {

@@ -1,11 +1,14 @@
 package stream
 
 import (
+	"bytes"
 	"encoding/json"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/stream/function"
 )
 
 func TestReadConfigFillsInWhatIsLeftOut(t *testing.T) {
@@ -43,5 +46,22 @@ func TestReadConfigNamesEachMistake(t *testing.T) {
 	must(t, err)
 	if _, err := ReadConfig(strings.NewReader(`{"name": ` + string(long) + `}`)); err == nil || !strings.Contains(err.Error(), "longer than") {
 		t.Errorf("got %v, want a refusal for its length", err)
+	}
+}
+
+// A worker gets its keys with its configuration, and the rest of that is as it was.
+func TestWithKeysIsReadBack(t *testing.T) {
+	k := function.Key{1, 2, 31: 9}
+	text, err := Text("lock", port, 1, []string{`{"seal": {"key": 7, "file": "/etc/waystamp/7.key"}}`}, nil, nil, false, Limits{Connections: 5, Buffer: 1 << 20, Idle: time.Hour, HalfClosed: time.Minute})
+	must(t, err)
+	if _, err := ReadConfig(bytes.NewReader(text)); err == nil || !strings.Contains(err.Error(), "no key with number 7") {
+		t.Errorf("without the key: %v", err)
+	}
+	text, err = WithKeys(text, function.Keys{7: k})
+	must(t, err)
+	c, err := ReadConfig(bytes.NewReader(text))
+	must(t, err)
+	if c.Keys[7] != k || len(c.Keys) != 1 || c.Name != "lock" || c.Connections != 5 || c.Back[0].Name != "open" {
+		t.Errorf("%+v", c)
 	}
 }

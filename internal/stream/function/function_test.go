@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -344,6 +345,29 @@ func TestKeysDoNotPrint(t *testing.T) {
 	j, _ := json.Marshal(Keys{1: k})
 	if all := printed + string(j); strings.Contains(all, "7, 7") || strings.Contains(all, "7 7") || strings.Contains(all, "0707") {
 		t.Errorf("a key prints as %s", all)
+	}
+}
+
+// The files of keys are those of all entries that need one; an entry's inverse has the same key.
+func TestKeyFilesOfLists(t *testing.T) {
+	const seven, nine = `{"seal": {"key": 7, "file": "/k/7"}}`, `{"open": {"key": 9, "file": "/k/9"}}`
+	files, err := KeyFiles([]string{`"count"`, seven, nine}, []string{`{"open": {"key": 7, "file": "/k/7"}}`})
+	if want := map[uint32]string{7: "/k/7", 9: "/k/9"}; err != nil || !maps.Equal(files, want) {
+		t.Errorf("%v, %v; want %v", files, err, want)
+	}
+	if files, err := KeyFiles([]string{`"gzip"`}, nil); err != nil || len(files) != 0 {
+		t.Errorf("of functions without keys: %v, %v", files, err)
+	}
+	if _, err := KeyFiles([]string{seven, `{"seal": {"key": 7, "file": "/k/8"}}`}); err == nil || !strings.Contains(err.Error(), "key 7 is in /k/7 and in /k/8") {
+		t.Errorf("one number in two files: %v", err)
+	}
+	list, err := ParseList("run", []json.RawMessage{json.RawMessage(seven), json.RawMessage(nine)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := Reverse(list)
+	if back[0].Name != "seal" || *back[0].Key != (KeyFile{9, "/k/9"}) || back[1].Name != "open" || *back[1].Key != (KeyFile{7, "/k/7"}) {
+		t.Errorf("the way back has %+v", back)
 	}
 }
 

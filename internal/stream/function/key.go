@@ -2,6 +2,7 @@ package function
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 )
@@ -35,3 +36,37 @@ func (k *Key) UnmarshalText(text []byte) error {
 
 // Keys are the keys of a worker, by number.
 type Keys map[uint32]Key
+
+// Text is the key as UnmarshalText reads it, for whoever hands it to a worker.
+func (k Key) Text() string { return base64.StdEncoding.EncodeToString(k[:]) }
+
+// KeyFile says where a node has a key of seal and open.
+type KeyFile struct {
+	Number uint32
+	File   string // with the key as UnmarshalText reads it; "": a worker gets the key from elsewhere
+}
+
+// KeyFiles are the files of all keys that lists need, by number. The lists' entries are in JSON, as ParseList reads them.
+func KeyFiles(lists ...[]string) (map[uint32]string, error) {
+	files := map[uint32]string{}
+	for _, list := range lists {
+		var raw []json.RawMessage
+		for _, e := range list {
+			raw = append(raw, json.RawMessage(e))
+		}
+		entries, err := ParseList("", raw)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if e.Key == nil {
+				continue
+			}
+			if was, ok := files[e.Key.Number]; ok && was != e.Key.File {
+				return nil, fmt.Errorf("key %d is in %s and in %s; give each key one file, or other numbers", e.Key.Number, was, e.Key.File)
+			}
+			files[e.Key.Number] = e.Key.File
+		}
+	}
+	return files, nil
+}

@@ -17,6 +17,7 @@ const ListMax = 16
 // Entry is one function of a list, with its settings. It may be shared by event loops.
 type Entry struct {
 	Name string
+	Key  *KeyFile                             // of seal and open; else nil
 	make func(Surroundings) (Function, error) // of one event loop
 	back func() Entry                         // the function for the other direction
 }

@@ -35,43 +35,46 @@ const (
 )
 
 type sealSettings struct {
-	Key *uint32 `json:"key"`
+	Key  *uint32 `json:"key"`
+	File string  `json:"file"`
 }
 
 func parseSeal(raw json.RawMessage) (Entry, error) {
-	key, err := keyNumber(raw)
+	key, err := keyOf(raw)
 	return sealEntry(key), err
 }
 
 func parseOpen(raw json.RawMessage) (Entry, error) {
-	key, err := keyNumber(raw)
+	key, err := keyOf(raw)
 	return openEntry(key), err
 }
 
-func keyNumber(raw json.RawMessage) (uint32, error) {
+func keyOf(raw json.RawMessage) (KeyFile, error) {
 	var set sealSettings
 	if err := settingsOf(raw, &set); err != nil {
-		return 0, err
+		return KeyFile{}, err
 	}
 	if set.Key == nil {
-		return 0, errors.New("key is missing; give the number of a key")
+		return KeyFile{}, errors.New("key is missing; give the number of a key")
 	}
-	return *set.Key, nil
+	return KeyFile{*set.Key, set.File}, nil
 }
 
-func sealEntry(key uint32) Entry {
+func sealEntry(key KeyFile) Entry {
 	return Entry{
 		Name: "seal",
-		make: func(s Surroundings) (Function, error) { return newSealing(key, s) },
+		Key:  &key,
+		make: func(s Surroundings) (Function, error) { return newSealing(key.Number, s) },
 		back: func() Entry { return openEntry(key) },
 	}
 }
 
-func openEntry(key uint32) Entry {
+func openEntry(key KeyFile) Entry {
 	return Entry{
 		Name: "open",
+		Key:  &key,
 		make: func(s Surroundings) (Function, error) {
-			f, err := newSealing(key, s)
+			f, err := newSealing(key.Number, s)
 			return opening{f}, err
 		},
 		back: func() Entry { return sealEntry(key) },
