@@ -971,7 +971,15 @@ func (a *agent) streamsOf() map[string]*api.Stream {
 		s.ResetByClient, s.ResetByServer, s.ResetByFunction, s.ResetByLimit = n.ResetByClient, n.ResetByServer, n.ResetByFunction, n.ResetByLimit
 		s.PartMismatch, s.Unsealed, s.Peer, s.NoKey = n.PartMismatch, n.Unsealed, n.Peer, n.NoKey
 		s.Batches, s.Unbatched = n.Batches, n.Unbatched
+		s.Run, s.Back = operationsOf(n.Run), operationsOf(n.Back)
 		s.ToServer, s.ToClient = api.StreamBytes(n.ToServer), api.StreamBytes(n.ToClient)
+	}
+	return out
+}
+
+func operationsOf(steps []stream.Step) (out []api.StreamOperation) {
+	for _, s := range steps {
+		out = append(out, api.StreamOperation(s))
 	}
 	return out
 }

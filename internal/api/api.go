@@ -209,6 +209,9 @@ type Stream struct {
 	ResetByLimit uint64      `json:"reset_by_limit"` // idle, or half-closed for too long
 	ToServer     StreamBytes `json:"to_server"`
 	ToClient     StreamBytes `json:"to_client"`
+	// The function's operations on bytes, in their order.
+	Run  []StreamOperation `json:"run,omitempty"`
+	Back []StreamOperation `json:"back,omitempty"`
 	// Workers of before, of another version or configuration, that go on with their connections; the oldest first.
 	Draining []StreamDrain `json:"draining,omitempty"`
 }
@@ -218,6 +221,14 @@ type StreamDrain struct {
 	Worker  int     `json:"worker"`        // the process
 	Now     *uint64 `json:"now,omitempty"` // connections that are open; missing: not known, as of a worker of another version, or after a restart of the agent
 	Seconds uint64  `json:"seconds"`       // until it is ended, if it has connections then
+}
+
+// StreamOperation is one operation on the bytes of one direction.
+type StreamOperation struct {
+	Name   string `json:"name"`
+	In     uint64 `json:"in"`     // bytes given to it
+	Out    uint64 `json:"out"`    // bytes that came out of it
+	Events uint64 `json:"events"` // of match: connections in which it found something; of gunzip and open: input that it refused
 }
 
 // StreamBytes are the bytes of one direction.

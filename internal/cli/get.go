@@ -78,7 +78,8 @@ With the name of a function of kind netfilter: the counters of its rules, by arg
 started. NOW counts open connections; REFUSED connections above a limit; UNREACHED connections
 without a server; RESET connections that one side, a function, or a limit on idle connections
 ended. IN and OUT count bytes to the function and from it, both directions together; -o json
-also has the bytes that were not copied.`
+also has the bytes that were not copied, and the bytes of each operation. What match has
+found, and gunzip and open have refused, is on standard error.`
 
 	helpInterfaces = `The interfaces of the node's plan and of its functions, and where the data path is
 attached to them: TC and XDP at ingress, OUT at TC egress. Errors and warnings are on
@@ -392,6 +393,18 @@ func readStreams(ctx context.Context, c client) (reading, error) {
 				open = fmt.Sprintf("%d connections", *d.Now)
 			}
 			r.notes = append(r.notes, fmt.Sprintf("function %s: worker %d takes no more connections, and goes on with %s, for %s at most", f.Function, d.Worker, open, time.Duration(d.Seconds)*time.Second))
+		}
+		for _, d := range []struct {
+			to         string
+			operations []api.StreamOperation
+		}{{"server", s.Run}, {"client", s.Back}} {
+			for _, o := range d.operations {
+				if o.Events > 0 && o.Name == "match" {
+					r.notes = append(r.notes, fmt.Sprintf("function %s: match has found something in %d connections, towards the %s", f.Function, o.Events, d.to))
+				} else if o.Events > 0 {
+					r.notes = append(r.notes, fmt.Sprintf("function %s: %s has refused what came in %d connections, towards the %s", f.Function, o.Name, o.Events, d.to))
+				}
+			}
 		}
 		if s.Room > 0 {
 			r.warns = append(r.warns, fmt.Sprintf("function %s: its worker has descriptors for %d connections, fewer than its limit allows; raise the agent's limit of open files (LimitNOFILE=)", f.Function, s.Room))
