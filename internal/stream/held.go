@@ -326,7 +326,7 @@ func (l *loop) takeSYN(s segment, frame []byte) {
 	l.openHandlers(c, function.Connection{Client: s.client, Server: s.server})
 	switch err := l.connectOnward(c, s.client, s.server, int(s.class)); {
 	case err == nil:
-	case errors.Is(err, unix.ECONNREFUSED):
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE): // with no descriptor left, as above a limit
 		l.send(s.refusal(*l.w.config.Hold))
 		l.reset(c, wordUnreached)
 	default:

@@ -219,6 +219,35 @@ func TestSYNsGoToTheirLoops(t *testing.T) {
 	}
 }
 
+// A client whose SYN finds the worker without a descriptor is refused, and not left without an answer.
+func TestASYNWithoutDescriptorsIsRefused(t *testing.T) {
+	w, memory, node := heldWorker(t, nil, 1)
+	closes(t, w)
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	client, server := netip.MustParseAddrPort("127.0.1.1:20000"), netip.MustParseAddrPort("127.0.0.1:9")
+	frame := synOf(t, client, server)
+	s, ok := readSegment(frame)
+	if !ok {
+		t.Fatal("it is no segment")
+	}
+	none := limit
+	none.Cur = 0
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
+	w.loops[0].takeSYN(s, frame)
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	b := make([]byte, heldMax)
+	must(t, unix.SetNonblock(node, true)) // what it sends is there
+	n, err := unix.Read(node, b)
+	must(t, err)
+	if s, ok := readSegment(b[:n]); !ok || s.opens() || s.client != server || s.server != client {
+		t.Errorf("the worker sends %x; want a RST from %s to %s", b[:n], server, client)
+	}
+	if n := ReadStatistics(memory, w.config).Now; n != 0 || w.connections.Load() != 0 {
+		t.Errorf("%d connections are open, %d are counted; want none", n, w.connections.Load())
+	}
+}
+
 // Loops share the number of connections, and the rate of all together.
 func TestLimitsHoldOverLoops(t *testing.T) {
 	const rate, count, each = 2_000_000, 12, 200_000
