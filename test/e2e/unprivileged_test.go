@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -188,6 +190,49 @@ func TestAgentsNeedNoRoot(t *testing.T) {
 				}
 			}
 			u.reaches("h1", "h2")
+		})
+	}
+}
+
+// A unit that lacks one of the three is told of that one, and that nothing was done.
+func TestAnAgentNamesTheCapabilityThatItsUnitLacks(t *testing.T) {
+	t.Parallel()
+	m := parse(t, star)
+	d, err := plan.Compile(m.Domain, nil)
+	must(t, err)
+	b, err := plan.EncodeNode(d.Nodes[0])
+	must(t, err)
+	ns, err := host.Anonymous()
+	must(t, err)
+	t.Cleanup(func() { ns.Close() })
+	for missing, name := range map[uintptr]string{unix.CAP_BPF: "CAP_BPF", unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_PERFMON: "CAP_PERFMON"} {
+		t.Run(name, func(t *testing.T) {
+			dir, pins := newDir(t), filepath.Join("/sys/fs/bpf", newPrefix())
+			must(t, os.Mkdir(pins, 0o700))
+			t.Cleanup(func() {
+				if err := os.Remove(pins); err != nil {
+					t.Errorf("the agent has left pins: %v", err)
+				}
+			})
+			file := filepath.Join(dir, "plan.json")
+			must(t, os.WriteFile(file, b, 0o600))
+			for _, f := range []string{dir, pins, file} {
+				must(t, os.Chown(f, nobody, nobody))
+			}
+			p := prepared(soon(t), t, []string{"agent", "--instance", "r1", "--pin-dir", pins, "--run-dir", dir, "--state-dir", dir, "--plan", file})
+			p.cmd.Dir = "/"
+			p.cmd.SysProcAttr = &syscall.SysProcAttr{
+				Setpgid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody},
+				AmbientCaps: slices.DeleteFunc(slices.Clone(agentCapabilities), func(c uintptr) bool { return c == missing }),
+			}
+			must(t, ns.Do(p.cmd.Start))
+			r := p.wait()
+			// What it logs comes before.
+			lines := strings.Split(strings.TrimSpace(r.stderr), "\n")
+			says := lines[len(lines)-1]
+			if r.code != 1 || !strings.HasPrefix(says, "waystamp: no permission to ") || !strings.HasSuffix(says, name+" is missing; run as root") || strings.Count(r.stderr, "is missing") != 1 {
+				t.Errorf("the agent ends so: %s; want one sentence that names %s", r, name)
+			}
 		})
 	}
 }
