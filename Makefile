@@ -40,18 +40,31 @@ test: deps-run deps-test build ## every test, in the kernel and end to end (root
 	@go build -buildvcs=false -o bin/ ./tools/testgate
 	@bin/testgate -skips test/skips.golden -- -timeout 40m $(LONG) ./cmd/... ./internal/... ./tools/... ./test/...
 
+# One kernel, step or test: make test-kernels KERNEL=6.1 STEP=e2e RUN=TestX. PAGE=docs/reference/kernels.md writes its table.
+KERNELS = $(if $(KERNEL),-only '$(KERNEL)') $(if $(STEP),-step '$(STEP)') $(if $(RUN),-run '$(RUN)') $(if $(PAGE),-page '$(PAGE)') $(KERNELS_ARGS)
+
+# Not by go run, which would not pass a SIGTERM on, and leave a guest.
+.PHONY: bin/kernels
+bin/kernels:
+	@mkdir -p bin; go build -buildvcs=false -o bin/kernels ./test/kernels
+
 .PHONY: test-kernels
-test-kernels: deps-kernels ## the same, a part of them, on Debian's kernels 6.1 and 6.12 in qemu (no root)
-	@go run ./test/kernels $(KERNELS_ARGS)
+test-kernels: deps-kernels bin/kernels ## the same, a part of them, on Debian's kernels 6.1 and 6.12 in qemu (no root; KERNEL=6.1 STEP=e2e RUN=TestX)
+	@exec bin/kernels $(KERNELS)
+
+.PHONY: shell-kernel
+shell-kernel: deps-kernels bin/kernels ## a shell on one of them, with the tests (KERNEL=6.12)
+	@[ -n "$(KERNEL)" ] || { echo "say which kernel: make shell-kernel KERNEL=6.12" >&2; exit 2; }
+	@exec bin/kernels -shell $(KERNELS)
 
 .PHONY: test-guests
-test-guests: build deps-kernels ## the Debian package on three machines with systemd, in qemu (root; RELEASE=trixie for that release)
+test-guests: build deps-kernels ## the Debian package on three machines with systemd, in qemu (root; RELEASE=trixie for that release, STEPS=reboot for one step)
 	@tools/deps.sh bare
-	@test/guests/run.sh $(RELEASE)
+	@test/guests/run.sh $(or $(RELEASE),bookworm) $(STEPS)
 
 .PHONY: check-kernels
-check-kernels: deps-kernels ## what every change must pass on the oldest and the newest kernels, in qemu (no root)
-	@go run ./test/kernels -gate $(KERNELS_ARGS)
+check-kernels: deps-kernels bin/kernels ## what every change must pass on the oldest and the newest kernels, in qemu (no root)
+	@exec bin/kernels -gate $(KERNELS)
 
 .PHONY: unit
 unit: ## the tests that need no root
@@ -63,9 +76,9 @@ race: ## the same under the race detector (needs gcc)
 	@CGO_ENABLED=1 go test -race -count=1 $(filter-out ./internal/gateway/worker,$(UNIT)) # which confines itself: not with cgo
 
 .PHONY: check-arm
-check-arm: ## the same on a kernel for arm64 (no root)
+check-arm: bin/kernels ## the same on a kernel for arm64 (no root)
 	@tools/deps.sh arm64
-	@go run ./test/kernels -gate -arch arm64 $(KERNELS_ARGS)
+	@exec bin/kernels -gate -arch arm64 $(KERNELS)
 
 .PHONY: check
 check: deps-clang check-format check-vet check-rules check-generated ## formats, vet, house rules, generated files fresh

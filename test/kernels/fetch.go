@@ -30,6 +30,7 @@ const (
 // kernel is an unpacked package.
 type kernel struct {
 	name    string // as uname -r has it
+	version string // of its package
 	image   string
 	modules string // folder of its modules
 }
@@ -50,12 +51,38 @@ func fetchKernel(ctx context.Context, dir, series string, m machine, deb string)
 		}
 	}
 	root := filepath.Join(dir, "root")
+	version, err := packageVersion(ctx, files[0], m)
+	if err != nil {
+		return k, err
+	}
 	for _, f := range files {
 		if said, err := exec.CommandContext(ctx, "dpkg-deb", "-x", f, root).CombinedOutput(); err != nil {
 			return k, fmt.Errorf("unpack %s: %w\n%s", f, err, said)
 		}
 	}
-	return findKernel(root, strings.Join(files, " "))
+	k, err = findKernel(root, strings.Join(files, " "))
+	k.version = version
+	return k, err
+}
+
+// packageVersion is the version of a package for a machine's architecture.
+func packageVersion(ctx context.Context, file string, m machine) (string, error) {
+	if _, err := os.Stat(file); err != nil {
+		return "", fmt.Errorf("the kernel's package cannot be read: %w", err)
+	}
+	said, err := exec.CommandContext(ctx, "dpkg-deb", "-f", file, "Architecture", "Version").Output()
+	if err != nil {
+		return "", fmt.Errorf("%s is not a Debian package; name a linux-image-*.deb", file)
+	}
+	field := map[string]string{}
+	for line := range strings.Lines(string(said)) {
+		name, value, _ := strings.Cut(line, ":")
+		field[name] = strings.TrimSpace(value)
+	}
+	if a := field["Architecture"]; a != m.arch {
+		return "", fmt.Errorf("%s is for the architecture %s, and the machine is %s; name a package for it, or say -arch", file, a, m.arch)
+	}
+	return field["Version"], nil
 }
 
 // findKernel finds the one kernel of an unpacked package: in /boot, or from 6.19 on among

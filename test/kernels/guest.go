@@ -24,12 +24,12 @@ func guest() {
 	if err != nil {
 		out = os.Stdout
 	}
-	err = errors.Join(err, runSteps(out))
-	fault, logErr := kernelFault()
-	if fault != "" {
-		logErr = fmt.Errorf("the kernel logged a fault of its own: %s", fault)
+	watch, logErr := watchFaults()
+	err = errors.Join(err, logErr, runSteps(out, watch))
+	if watch != nil {
+		err = errors.Join(err, watch.finish())
 	}
-	if err := errors.Join(err, logErr); err != nil {
+	if err != nil {
 		fmt.Fprintf(out, "%sfailed %s\n", mark, strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	out.Close()
@@ -70,7 +70,7 @@ func mount(kind, at, options string) error {
 	return nil
 }
 
-func runSteps(out *os.File) error {
+func runSteps(out *os.File, watch *faultWatch) error {
 	if err := os.Setenv("PATH", "/usr/bin:/bin"); err != nil {
 		return err
 	}
@@ -101,7 +101,17 @@ func runSteps(out *os.File) error {
 		return fmt.Errorf("read %s: %w", stepsFile, err)
 	}
 	for _, s := range steps {
+		if watch != nil {
+			watch.during(s.Name)
+		}
 		fmt.Fprintf(out, "%sstep %s\n", mark, s.Name)
+		if s.Shell {
+			if err := shell(s); err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "%send 0 0\n", mark)
+			continue
+		}
 		cmd := exec.Command(s.Args[0], s.Args[1:]...)
 		cmd.Dir, cmd.Stdout, cmd.Stderr = s.Dir, out, out
 		cmd.Env = slices.Concat(os.Environ(), []string{"HOME=/root", "TMPDIR=/tmp"}, s.Env)
@@ -118,6 +128,30 @@ func runSteps(out *os.File) error {
 			code = 127
 		}
 		fmt.Fprintf(out, "%send %d %.1f\n", mark, code, time.Since(begun).Seconds())
+	}
+	return nil
+}
+
+// shell runs a shell on the console until it ends, with the repository's files read-only.
+func shell(s guestStep) error {
+	if err := unix.Mount(guestTree, guestTree, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", guestTree, err)
+	}
+	if err := unix.Mount("", guestTree, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("mount %s read-only: %w", guestTree, err)
+	}
+	tty, err := os.OpenFile(machines[runtime.GOARCH].console, os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return fmt.Errorf("open the console: %w", err)
+	}
+	defer tty.Close()
+	fmt.Fprintf(tty, "\n%s\n", s.Text)
+	cmd := exec.Command(s.Args[0], s.Args[1:]...)
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = s.Dir, tty, tty, tty
+	cmd.Env = slices.Concat(os.Environ(), []string{"HOME=/root", "TMPDIR=/tmp", "TERM=vt100"}, s.Env)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Run(); err != nil && !errors.As(err, new(*exec.ExitError)) {
+		return fmt.Errorf("run a shell: %w", err)
 	}
 	return nil
 }

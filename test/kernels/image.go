@@ -50,6 +50,9 @@ type guestStep struct {
 	Args []string
 	Dir  string
 	Env  []string
+	// Shell: Args is one, for somebody at the console, who is shown Text first.
+	Shell bool
+	Text  string
 }
 
 // image is an archive for the kernel to unpack as its first root, with nothing
@@ -168,7 +171,7 @@ func (im *image) program(name string) error {
 
 // shell adds the shell and what it calls.
 func (im *image) shell() error {
-	for _, name := range []string{"sh", "true", "sleep", "cat", "mount", "id", "uname", "ls", "dmesg", "readlink", "grep", "sed"} {
+	for _, name := range []string{"sh", "true", "sleep", "cat", "mount", "id", "uname", "ls", "dmesg", "readlink", "grep", "sed", "ps", "kill", "vi", "less", "head", "tail", "tee", "find", "echo", "mkdir", "rm", "cp", "ifconfig", "seq"} {
 		if err := im.add("/bin/"+name, fs.ModeSymlink|0o777, []byte("/usr/bin/busybox")); err != nil {
 			return err
 		}
@@ -294,6 +297,7 @@ type contents struct {
 	top      string            // of the repository
 	built    map[string]string // file of the image: what was built for it
 	programs []string          // of this machine; none: it is of another architecture
+	also     []string          // of this machine, where it has them
 	steps    []guestStep
 }
 
@@ -310,6 +314,14 @@ func writeImage(file, modulesRoot string, c contents) (err error) {
 		}
 	}
 	for _, p := range c.programs {
+		if err := im.program(p); err != nil {
+			return err
+		}
+	}
+	for _, p := range c.also {
+		if _, err := exec.LookPath(p); err != nil {
+			continue
+		}
 		if err := im.program(p); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"runtime"
+	"strconv"
 	"strings"
 )
 
@@ -10,6 +11,8 @@ type machine struct {
 	arch   string
 	qemu   []string
 	params string // of the kernel
+	// console is what the guest calls the first of the serial lines.
+	console string
 	// The arguments for two serial lines, and what the guest's kernel calls the second one, by which
 	// its first process reports. The first one is the console, and the %s a file.
 	lines  []string
@@ -21,6 +24,7 @@ var machines = map[string]machine{
 		"amd64",
 		[]string{"qemu-system-x86_64", "-cpu", "max"},
 		"console=ttyS0",
+		"/dev/ttyS0",
 		[]string{"-serial", "file:%s", "-serial", "stdio"},
 		"/dev/ttyS1",
 	},
@@ -29,6 +33,7 @@ var machines = map[string]machine{
 		// Pointers are signed by something cheaper than QARMA: that takes an emulator most of its time.
 		[]string{"qemu-system-aarch64", "-M", "virt", "-cpu", "max,pauth-impdef=on"},
 		"console=ttyAMA0",
+		"/dev/ttyAMA0",
 		[]string{"-serial", "file:%s", "-chardev", "stdio,id=report", "-device", "pci-serial,chardev=report"},
 		"/dev/ttyS0",
 	},
@@ -45,11 +50,19 @@ func (m machine) label(series string) string {
 	return m.arch + "/" + series
 }
 
-// command is qemu's, with its arguments.
-func (m machine) command(kernel, image, console string) []string {
+// memory of a guest, in MiB.
+const memory = 4096
+
+// command is qemu's, with its arguments. Where shell is a file, the console is the terminal, and the report
+// goes to that file.
+func (m machine) command(kernel, image, console, shell string) []string {
 	args := append([]string{}, m.qemu...)
-	args = append(args, "-accel", "tcg", "-m", "4096", "-smp", "2", "-kernel", kernel, "-initrd", image, "-append", m.params+" panic=-1 quiet",
+	args = append(args, "-accel", "tcg", "-m", strconv.Itoa(memory), "-smp", "2", "-kernel", kernel, "-initrd", image, "-append", m.params+" panic=-1 quiet",
 		"-nodefaults", "-display", "none", "-monitor", "none", "-no-reboot")
+	if shell != "" {
+		// Ctrl-C goes to the guest; Ctrl-A x ends the machine.
+		return append(args, "-chardev", "stdio,id=console,mux=on,signal=off,logfile="+console, "-serial", "chardev:console", "-mon", "chardev=console", "-serial", "file:"+shell)
+	}
 	for _, a := range m.lines {
 		args = append(args, strings.ReplaceAll(a, "%s", console))
 	}

@@ -6,7 +6,11 @@
 // run is a failure. make test-kernels calls it.
 // In the machine it is the first process.
 //
-//	kernels [-gate] [-arch arm64] [-only 6.1,6.12] [-step NAME] [-run PATTERN] [-deb FILE]
+//	kernels [-gate] [-arch arm64] [-only 6.1,6.12] [-step NAME] [-run PATTERN] [-deb FILE] [-page FILE]
+//	kernels -shell -only 6.12
+//
+// With -page it writes what each step came to into a table, beside what it has of other kernels and steps. With -shell
+// it boots one kernel for somebody to try things in.
 //
 // With -gate it does what every change must pass, make check-kernels: a few tests on three kernels,
 // and how much of the verifier's limits the programs take, compared with verifier.golden (-update
@@ -45,8 +49,8 @@ var (
 )
 
 type options struct {
-	only, step, run, deb, skips, verifier, arch string
-	gate, update                                bool
+	only, step, run, deb, skips, verifier, arch, page string
+	gate, update, shell                               bool
 }
 
 func main() {
@@ -64,6 +68,8 @@ func main() {
 	flag.StringVar(&o.deb, "deb", "", "a kernel `package` to use for the one series of -only")
 	flag.StringVar(&o.skips, "skips", "test/kernels/skips.golden", "`file` that lists what a kernel cannot, with reasons")
 	flag.StringVar(&o.verifier, "verifier", "test/kernels/verifier.golden", "`file` with what the verifiers of before said")
+	flag.StringVar(&o.page, "page", "", "`file` to write what the steps came to into, such as docs/reference/kernels.md")
+	flag.BoolVar(&o.shell, "shell", false, "boot the one kernel of -only with a shell on this terminal, instead of tests")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -107,13 +113,23 @@ func run(ctx context.Context, o options) (err error) {
 	if o.deb != "" && len(kernels) != 1 {
 		return fmt.Errorf("-deb is for one kernel; say with -only which of %s it is", strings.Join(kernels, ", "))
 	}
+	if o.shell && len(kernels) != 1 {
+		return fmt.Errorf("-shell is for one kernel; say with -only which of %s it is", strings.Join(kernels, ", "))
+	}
+	if o.page != "" && (o.run != "" || o.gate || o.shell) {
+		return errors.New("-page is for whole steps of make test-kernels; leave out -run, -gate and -shell")
+	}
 	golden, err := readVerifier(o.verifier)
 	if err != nil {
 		return err
 	}
-	steps := slices.DeleteFunc(all, func(s step) bool { return o.step != "" && s.name != o.step })
+	shown, err := readPage(o.page)
+	if err != nil {
+		return err
+	}
+	steps := slices.DeleteFunc(slices.Clone(all), func(s step) bool { return o.step == "" && s.asked || o.step != "" && s.name != o.step })
 	if len(steps) == 0 {
-		return fmt.Errorf("there is no step %q", o.step)
+		return fmt.Errorf("there is no step %q; expect one of %s", o.step, stepNames(all))
 	}
 	built, err := buildTests(ctx, work, o.arch, steps)
 	if err != nil {
@@ -121,7 +137,7 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	failed := false
 	for _, name := range kernels {
-		ok, err := tryKernel(ctx, work, name, m, o, steps, built, skips, golden)
+		ok, err := tryKernel(ctx, work, name, m, o, steps, built, skips, golden, shown)
 		if err != nil {
 			return fmt.Errorf("Linux %s: %w", m.label(name), err)
 		}
@@ -161,7 +177,7 @@ func buildTests(ctx context.Context, work, arch string, steps []step) (map[strin
 }
 
 // tryKernel boots one kernel and tells what its tests came to.
-func tryKernel(ctx context.Context, work, name string, m machine, o options, steps []step, built map[string]string, skips skipList, golden verifierFigures) (ok bool, err error) {
+func tryKernel(ctx context.Context, work, name string, m machine, o options, steps []step, built map[string]string, skips skipList, golden verifierFigures, shown page) (ok bool, err error) {
 	dir := filepath.Join(work, name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return false, err
@@ -177,16 +193,28 @@ func tryKernel(ctx context.Context, work, name string, m machine, o options, ste
 	for _, s := range steps {
 		c.steps = append(c.steps, s.forGuest(skips.of(m.label(name), s.pkg), o.run))
 	}
+	if o.shell {
+		c.steps, c.also = []guestStep{shellStep(steps)}, shellPrograms
+		steps = []step{{name: shellName}}
+	}
 	name = m.label(name)
 	image := filepath.Join(dir, "image")
 	if err := writeImage(image, k.modules, c); err != nil {
 		return false, err
 	}
-	fmt.Printf("== Linux %s (%s)\n", name, k.name)
+	if err := fitsMemory(image); err != nil {
+		return false, err
+	}
+	fmt.Printf("== Linux %s (%s, %s)\n", name, k.name, k.version)
 	begun := time.Now()
 	r := newReport(os.Stdout, name, steps, skips, o.run != "")
+	console := filepath.Join(dir, "console")
 	for tries := 1; ; tries++ {
-		err := boot(ctx, m, k.image, image, filepath.Join(dir, "console"), r)
+		boot := boot
+		if o.shell {
+			boot = bootShell
+		}
+		err := boot(ctx, m, k.image, image, console, r)
 		if err == nil {
 			break
 		}
@@ -197,6 +225,11 @@ func tryKernel(ctx context.Context, work, name string, m machine, o options, ste
 		}
 		fmt.Printf("%-6s      died before its first process, and is booted again\n", name)
 	}
+	said, err := os.ReadFile(console)
+	if err != nil {
+		return false, err
+	}
+	r.console(string(said))
 	ok = r.finish()
 	if len(r.verifier) > 0 {
 		if o.update {
@@ -208,7 +241,23 @@ func tryKernel(ctx context.Context, work, name string, m machine, o options, ste
 		}
 	}
 	fmt.Printf("== Linux %s: %d passed, %d failed, %d skipped in %.0f s\n", name, r.passed, r.failed, r.skipped, time.Since(begun).Seconds())
+	if o.page != "" {
+		err = errors.Join(err, shown.add(name, k.version, begun, r).write(o.page))
+	}
 	return ok, err
+}
+
+// fitsMemory: the kernel unpacks the image into the memory that it is in, and tests want some, too.
+func fitsMemory(image string) error {
+	st, err := os.Stat(image)
+	if err != nil {
+		return err
+	}
+	const rest = 1024
+	if mib := st.Size()>>20 + 1; 2*mib+rest > memory {
+		return fmt.Errorf("the image has %d MiB, which a guest of %d MiB cannot unpack and leave %d MiB to tests; take modules or programs out of it, or change memory in test/kernels/machine.go", mib, memory, rest)
+	}
+	return nil
 }
 
 // bootsMost is how often a kernel is booted that dies before its first process.
@@ -238,7 +287,7 @@ func boot(ctx context.Context, m machine, kernel, image, console string, r *repo
 	defer end()
 	silence := time.AfterFunc(await.Limit(silenceMost), end)
 	defer silence.Stop()
-	args := m.command(kernel, image, console)
+	args := m.command(kernel, image, console, "")
 	cmd := exec.CommandContext(alive, args[0], args[1:]...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -254,12 +303,37 @@ func boot(ctx context.Context, m machine, kernel, image, console string, r *repo
 		return errors.New("interrupted")
 	}
 	if alive.Err() != nil {
-		said, _ := os.ReadFile(console)
-		return fmt.Errorf("the machine said nothing for %s, and was ended; its console says:\n%s", await.Limit(silenceMost), said[max(0, len(said)-4000):])
+		return fmt.Errorf("the machine said nothing for %s, and was ended; its console says:\n%s", await.Limit(silenceMost), lastOf(console))
 	}
 	if err == nil && !r.ended() {
-		said, _ := os.ReadFile(console)
-		err = fmt.Errorf("the machine ended before its tests; its console says:\n%s", said[max(0, len(said)-4000):])
+		err = fmt.Errorf("the machine ended before its tests; its console says:\n%s", lastOf(console))
 	}
 	return err
+}
+
+// bootShell runs the machine with its console on this terminal, until its shell ends.
+func bootShell(ctx context.Context, m machine, kernel, image, console string, r *report) error {
+	said := console + ".report"
+	args := m.command(kernel, image, console, said)
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return err
+	}
+	f, err := os.Open(said)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	err = r.read(f)
+	if err == nil && !r.ended() {
+		err = fmt.Errorf("the machine ended before its shell; its console says:\n%s", lastOf(console))
+	}
+	return err
+}
+
+// lastOf is the end of a console.
+func lastOf(console string) []byte {
+	said, _ := os.ReadFile(console)
+	return said[max(0, len(said)-4000):]
 }

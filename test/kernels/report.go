@@ -68,7 +68,16 @@ type report struct {
 
 	verifier verifierFigures
 
+	before tally // as the step began
+	tally
+	came []tally // of each step that has ended
+}
+
+// tally is what a step, or all of them, came to.
+type tally struct {
+	step                    string
 	passed, failed, skipped int
+	seconds                 float64
 }
 
 func newReport(w io.Writer, kernel string, steps []step, skips skipList, partial bool) *report {
@@ -100,6 +109,7 @@ func (r *report) where(line string) {
 	case "step":
 		r.at = slices.IndexFunc(r.steps, func(s step) bool { return s.name == rest })
 		r.tests = 0
+		r.before = r.tally
 		r.said.Reset()
 		for _, s := range r.skips {
 			if r.at >= 0 && s.kernel == r.kernel && s.pkg == r.steps[r.at].pkg {
@@ -127,7 +137,7 @@ func (r *report) end(rest string) {
 	case s.pkg == "" && code == 0:
 		r.passed++
 		r.line("pass", what)
-	case s.pkg == "" || code != 0 && r.failed == 0:
+	case s.pkg == "" || code != 0 && r.failed == r.before.failed:
 		r.failed++
 		r.line("FAIL", fmt.Sprintf("%s, ended with code %d; it said:\n%s", what, code, r.said.String()))
 	case r.tests == 0 && !r.partial:
@@ -135,8 +145,16 @@ func (r *report) end(rest string) {
 	default:
 		fmt.Fprintf(r.w, "%-6s      %s\n", r.kernel, what)
 	}
+	r.came = append(r.came, tally{s.name, r.passed - r.before.passed, r.failed - r.before.failed, r.skipped - r.before.skipped, seconds})
 	r.at = -1
 	r.done++
+}
+
+// console takes in what the machine's console has shown, once it has ended.
+func (r *report) console(said string) {
+	if fault := consoleFault(said); fault != "" {
+		r.problem = append(r.problem, "the console shows a fault of the kernel's own:\n"+fault)
+	}
 }
 
 // test takes in a line of a step. What go test says of a test comes before

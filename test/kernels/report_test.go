@@ -53,3 +53,16 @@ func TestSkipsNeedReasons(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A step that is killed counts, also where an earlier one has failed.
+func TestEachStepThatIsKilledCounts(t *testing.T) {
+	var w strings.Builder
+	r := newReport(&w, "6.1", []step{{name: "a", pkg: "internal/a"}, {name: "c", pkg: "internal/c"}}, nil, false)
+	said := strings.ReplaceAll("@step a\n--- FAIL: TestX (0.10s)\n@end 1 1\n@step c\n--- PASS: TestY (0.10s)\npanic: killed\n@end 137 2\n", "@", mark)
+	if err := r.read(strings.NewReader(said)); err != nil {
+		t.Fatal(err)
+	}
+	if r.finish() || r.failed != 2 || !strings.Contains(w.String(), "panic: killed") {
+		t.Errorf("%d have failed, want 2:\n%s", r.failed, w.String())
+	}
+}

@@ -19,6 +19,8 @@ type step struct {
 	args []string // of the command
 	run  []string // the tests of pkg, as they begin; nil: all
 	skip []string // of these, what another step or kernel has
+	// asked: it runs only where -step names it, since it has not been seen to pass on all kernels.
+	asked bool
 }
 
 func (s step) binary() string { return "/tests/" + strings.ReplaceAll(s.pkg, "/", "-") + ".test" }
@@ -50,6 +52,10 @@ func allSteps() []step {
 			"TestTCPThroughAFunctionLosesNoStamp", "TestOwnTrafficTakesAChain", "TestSendersLearnWhatAChainTakes",
 			"TestCompressedAndReducedChainsCarryTCP", "TestTheKernelsEndIsAWaypoint", "TestStock",
 		}},
+		{name: "xdp", pkg: "test/e2e", asked: true, run: []string{"TestXDP"}},
+		{name: "xdp-programs", pkg: "internal/dataplane", asked: true, run: []string{"TestXDP", "TestFunctionBehindDevicesWithXDPIsPassedByXDP$"}},
+		{name: "own", pkg: "test/e2e", asked: true, run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$"}},
+		{name: "functions", pkg: "test/e2e", asked: true, run: []string{"TestTheExampleOfFunctionsRuns$", "TestWhatNetfilterDoesToAPacketAndItsProof$"}},
 	}
 }
 
@@ -63,9 +69,37 @@ func gateSteps() []step {
 	}}}
 }
 
+func stepNames(steps []step) string {
+	var names []string
+	for _, s := range steps {
+		names = append(names, s.name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// shellName is the step of a machine with a shell.
+const shellName = "shell"
+
+// shellPrograms are those that help to look at what a kernel does, where this machine has them.
+var shellPrograms = []string{"bpftool", "tcpdump", "ethtool", "strace", "socat"}
+
+// shellStep is a shell with the environment of the steps' tests.
+func shellStep(steps []step) guestStep {
+	text := []string{"Tests, each in its folder of " + guestTree + ", which is read-only:"}
+	for _, s := range steps {
+		if s.pkg != "" {
+			text = append(text, "  cd "+path.Join(guestTree, s.pkg)+" && "+s.binary()+" -test.v -test.run TestX")
+		}
+	}
+	text = append(text, "exit turns the machine off; so does Ctrl-A x.")
+	return guestStep{Name: shellName, Args: []string{"/bin/sh", "-i"}, Dir: guestTree, Env: guestEnv, Shell: true, Text: strings.Join(text, "\n")}
+}
+
 // guestPatience: an emulated CPU is about ten times slower, and few deadlines are short enough to need all of it. A
 // test that hangs is to fail by its own deadline, before the machine is ended for its silence.
 const guestPatience = "5"
+
+var guestEnv = []string{"WAYSTAMP_PROGRAM=" + guestProgram, "LANG=C.UTF-8", await.PatienceVariable + "=" + guestPatience}
 
 // forGuest is the step without what a kernel cannot. only: a pattern that tests
 // must match besides.
@@ -73,7 +107,7 @@ func (s step) forGuest(skip []string, only string) guestStep {
 	skip = slices.Concat(skip, s.skip)
 	g := guestStep{
 		Name: s.name, Args: s.args, Dir: path.Join(guestTree, s.pkg),
-		Env: []string{"WAYSTAMP_PROGRAM=" + guestProgram, "LANG=C.UTF-8", await.PatienceVariable + "=" + guestPatience},
+		Env: guestEnv,
 	}
 	if s.pkg == "" {
 		return g

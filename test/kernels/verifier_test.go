@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -55,29 +54,6 @@ func TestVerifierFiguresAreReadAsWritten(t *testing.T) {
 	}
 	if _, err := readVerifier(file); err == nil || !strings.HasPrefix(err.Error(), file+":2: expect KERNEL") {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestKernelsFaultsAreFound(t *testing.T) {
-	for name, c := range map[string]struct {
-		log  []string
-		want string
-	}{
-		"none":      {[]string{"6,1,2,-;Linux version 6.1", "4,2,3,-;this WARNING: is in the middle"}, ""},
-		"a warning": {[]string{"6,1,2,-;x", "4,2,3,-;WARNING: CPU: 0 PID: 1 at net/core\n SUBSYSTEM=x", "4,3,3,-;Call Trace:"}, "WARNING: CPU: 0 PID: 1 at net/core\nCall Trace:"},
-		"an oops":   {[]string{"1,1,2,-;BUG: kernel NULL pointer"}, "BUG: kernel NULL pointer"},
-	} {
-		i := 0
-		got, err := firstFault(func(record []byte) (int, error) {
-			if i == len(c.log) {
-				return 0, io.EOF
-			}
-			i++
-			return copy(record, c.log[i-1]), nil
-		})
-		if err != nil || got != c.want {
-			t.Errorf("%s: %q, %v, want %q", name, got, err, c.want)
-		}
 	}
 }
 

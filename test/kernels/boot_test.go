@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/await"
+)
+
+// pretended is a machine that a script pretends to be.
+func pretended(t *testing.T, script string) (m machine, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	file := filepath.Join(dir, "qemu")
+	if err := os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return machine{arch: "amd64", qemu: []string{file}}, dir
+}
+
+// Ctrl-C, and the SIGTERM of whoever gives up, end the context.
+func TestInterruptedMachineEnds(t *testing.T) {
+	m, dir := pretended(t, `echo $$ >"$(dirname "$0")"/pid.new; mv "$(dirname "$0")"/pid.new "$(dirname "$0")"/pid; exec sleep 1000`)
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	done := make(chan error, 1)
+	go func() {
+		done <- boot(ctx, m, "kernel", "image", filepath.Join(dir, "console"), newReport(io.Discard, "6.1", []step{{name: "a"}}, nil, false))
+	}()
+	var pid int
+	for limit := time.Now().Add(await.Limit(time.Minute)); pid == 0; time.Sleep(time.Millisecond) {
+		text, _ := os.ReadFile(filepath.Join(dir, "pid"))
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		if time.Now().After(limit) {
+			t.Fatal("the machine did not start")
+		}
+	}
+	interrupt()
+	if err := <-done; err == nil || err.Error() != "interrupted" {
+		t.Errorf("got %v", err)
+	}
+	if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("the machine, process %d, is still there: %v", pid, err)
+	}
+}
+
+func TestMachineThatEndsEarlyShowsItsConsole(t *testing.T) {
+	m, dir := pretended(t, "exit 0")
+	console := filepath.Join(dir, "console")
+	if err := os.WriteFile(console, []byte("Kernel panic - not syncing: no init\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	err := boot(t.Context(), m, "kernel", "image", console, newReport(io.Discard, "6.1", []step{{name: "a"}}, nil, false))
+	if err == nil || !strings.Contains(err.Error(), "ended before its tests") || !strings.Contains(err.Error(), "no init") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPackagesThatAreNoneAreNamed(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "x.deb")
+	if err := os.WriteFile(file, []byte("none"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "p", "DEBIAN"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	control := "Package: linux-image-6.1\nVersion: 6.1.9-1\nArchitecture: s390x\nMaintainer: x <x@example.org>\nDescription: x\n"
+	if err := os.WriteFile(filepath.Join(dir, "p", "DEBIAN", "control"), []byte(control), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(dir, "other.deb")
+	if said, err := exec.CommandContext(t.Context(), "dpkg-deb", "--root-owner-group", "-b", filepath.Join(dir, "p"), other).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	for name, c := range map[string]struct{ deb, want string }{
+		"no package":             {file, "x.deb is not a Debian package"},
+		"no file":                {filepath.Join(dir, "none.deb"), "no such file"},
+		"of another":             {other, "is for the architecture s390x, and the machine is amd64"},
+		"of nothing but its own": {"", ""},
+	} {
+		m := machines["amd64"]
+		if c.deb == "" {
+			m, c.deb = machine{arch: "s390x"}, other
+			c.want = "has 0 kernels, want one; is it a package linux-image-*?"
+		}
+		_, err := fetchKernel(t.Context(), t.TempDir(), "6.1", m, c.deb)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want one line with %q", name, err, c.want)
+		}
+	}
+}
+
+func TestImageMustFitMemory(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "image")
+	for mib, want := range map[int64]string{1: "", 1500: "", 1600: "the image has 1601 MiB, which a guest of 4096 MiB cannot unpack"} {
+		if err := errors.Join(os.WriteFile(file, nil, 0o644), os.Truncate(file, mib<<20)); err != nil {
+			t.Fatal(err)
+		}
+		if err := fitsMemory(file); fmt.Sprint(err) != "<nil>" && want == "" || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d MiB: %v, want %q", mib, err, want)
+		}
+	}
+}
