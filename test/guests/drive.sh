@@ -1,15 +1,29 @@
 #!/bin/bash
 # In guest a: every step, here and on b and c. Ends with "passed N" or "failed".
 export DEBIAN_FRONTEND=noninteractive
+# The tester reads it, also of a subshell whose output somebody keeps.
+exec 3>&1
 steps=0
-step() { echo "--- $*" && steps=$((steps + 1)); }
+# step NAME WHAT: whether this step is wanted. All are; or those that the tester names, and installation and start.
+step() {
+	local name=$1
+	shift
+	case " install start $(cat /srv/steps) " in
+	*" $name "* | " install start  ") echo "--- $(cut -d. -f1 /proc/uptime) s: $*" && steps=$((steps + 1)) ;;
+	*) return 1 ;;
+	esac
+}
 fail() {
-	echo "$*"
-	for n in a b c; do on $n "systemctl --no-pager status waystamp-agent@$n; journalctl --no-pager -o cat -n 15 -u waystamp-agent@$n" | sed "s/^/$n: /"; done
-	echo failed
+	local limit=60
+	{
+		echo "$*"
+		for n in a b c; do on $n "systemctl --no-pager status waystamp-agent@$n; journalctl --no-pager -o cat -n 15 -u waystamp-agent@$n" | sed "s/^/$n: /"; done
+		echo failed
+	} >&3
 	sleep infinity
 }
-# on NODE COMMAND: what it prints, and whether it did.
+# on NODE COMMAND: what it prints, and whether it did. A machine that reboots leaves a connection open for ever, so that it has a
+# limit, of $limit seconds.
 on() {
 	local node=$1 out
 	shift
@@ -17,17 +31,33 @@ on() {
 		bash -c "$*" 2>&1
 		return
 	fi
-	out=$(echo "$*" | timeout 700 socat -t 600 - "TCP6:[fd00:1::$node]:7777,connect-timeout=5") || return 1
+	out=$(echo "$*" | timeout "${limit:-700}" socat -t 600 - "TCP6:[fd00:1::$node]:7777,connect-timeout=5") || return 1
 	sed '$d' <<<"$out"
 	[ "$(tail -n 1 <<<"$out")" = "exit 0" ]
 }
 must() { local out; out=$(on "$@") || fail "on $1: ${*:2}: $out"; echo "$out"; }
 until_true() { # SECONDS COMMAND
-	local n
-	for n in $(seq "$1"); do "${@:2}" >/dev/null 2>&1 && return; sleep 1; done
+	local limit=30 until=$((SECONDS + $1))
+	while [ $SECONDS -lt $until ]; do "${@:2}" >/dev/null 2>&1 && return; sleep 1; done
 	fail "never: ${*:2}"
 }
 up() { on "$1" true; }
+# block PAGE HEADING N: the Nth block below a heading of a page, as the package has installed it.
+block() {
+	awk -v heading="## $2" -v want="$3" '
+		BEGIN { here = heading == "## " } # before the first one
+		/^## / { here = $0 == heading }
+		here && /^```/ { open = !open; n += open; next }
+		here && open && n == want' /usr/share/doc/waystamp/docs/how-to/"$1"
+}
+# does NODE PAGE HEADING N: runs the commands of that block on a node, with the node's name for r1 and its instance for the default
+# one. The last one must do; watch ends by Ctrl-C.
+does() {
+	local text
+	text=$(block "$2" "$3" "$4" | sed "s/\br1\b/$1/g; s#/waystamp/default/#/waystamp/$1/#; s/^waystamp watch.*/timeout --preserve-status -s INT 10 waystamp watch || [ \$? = 130 ]/")
+	[ -n "$text" ] || fail "$2 has no block $4 below \"$3\""
+	must "$1" "cd /srv && echo $(base64 -w 0 <<<"$text") | base64 -d | bash"
+}
 # frames that c has verified in the chain.
 verified() { on c "waystamp get paths --instance c -o json" | tr -d ' \n' | grep -o '"role":"egress"[^}]*"frames":[0-9]*' | grep -o '[0-9]*$' | head -n 1; }
 download() {
@@ -41,87 +71,117 @@ download() {
 	echo "2 MB, $((after - ${before:-0})) frames verified"
 }
 
-for n in b c; do until_true 300 up $n; done
+# each COMMAND NODE...: on all these nodes at once.
+each() {
+	local n
+	for n in "${@:2}"; do "$1" "$n" & done
+	wait
+}
+
+for n in b c; do until_true 600 up $n; done
 . /etc/os-release
 echo "$PRETTY_NAME, $(uname -r)"
 
-step apt installs the package
-for n in a b c; do
-	must $n apt-get install -y --no-install-recommends /srv/first.deb >/dev/null
-	[ "$(must $n stat -c %a /etc/waystamp)" = 700 ] || fail "$n: others can read the directory of plans"
-done
+if step install "apt installs the package"; then
+	install_on() {
+		must $1 apt-get install -y --no-install-recommends /srv/first.deb >/dev/null
+		[ "$(must $1 stat -c %a /etc/waystamp)" = 700 ] || fail "$1: others can read the directory of plans"
+	}
+	each install_on a b c
+fi
 
-step a plan, and systemd
-for n in c b a; do
-	must $n "install -m 0600 /srv/plans/$n.json /etc/waystamp/$n.json; echo net.ipv6.conf.all.forwarding=1 >/etc/waystamp/$n.sysctl"
-	on $n "waystamp doctor --plan /etc/waystamp/$n.json" | grep -v '^yes' | head -n 20
-	must $n "systemctl enable --now waystamp-agent@$n" >/dev/null
-	must $n "waystamp status --instance $n" | head -n 3
-done
+if step start "a plan, and systemd"; then
+	start_on() {
+		does $1 install.md "Do not forward before the guard is there" 1 >/dev/null
+		does $1 install.md "Start a node" 1 >/tmp/start.$1
+		must $1 "waystamp status --instance $1" >>/tmp/start.$1
+	}
+	each start_on a b c
+	cat /tmp/start.?
+fi
 
-step TCP through the chain of three machines
-download
+if step look "the commands of troubleshoot.md, and the metrics"; then
+	does a troubleshoot.md "" 1 | tail -n 5
+	does a troubleshoot.md "" 2 | tail -n 20
+	[ "$(does a install.md "Watch it with Prometheus" 1 | grep -c '^waystamp_path_numbers_left')" = 1 ] || fail "no metric of the numbers that are left"
+fi
 
-step nothing passes where a node was left out
-# c takes plain packets of the chain from nobody.
-must a "systemctl stop waystamp-agent@a" >/dev/null
-must a "waystamp agent --detach --yes --instance a" >/dev/null
-ip netns exec h1 ping -c 3 -W 2 2001:db8:2::2 >/dev/null 2>&1 && fail "plain packets reach h2"
-must a "systemctl start waystamp-agent@a" >/dev/null
-download
+if step tcp "TCP through the chain of three machines"; then
+	download
+fi
 
-step an upgrade under load loses nothing
-ip netns exec h1 ping -i 0.1 -W 60 2001:db8:2::2 >/tmp/ping &
-ping=$!
-for n in b c a; do
-	was=$(must $n "systemctl show -P MainPID waystamp-agent@$n")
-	must $n apt-get install -y --no-install-recommends /srv/second.deb >/dev/null
-	[ "$(must $n "systemctl show -P MainPID waystamp-agent@$n")" != "$was" ] || fail "$n: the agent was not restarted"
-	must $n "systemctl is-active waystamp-agent@$n" >/dev/null
-done
-sleep 2
-kill -INT $ping
-wait $ping
-tail -n 3 /tmp/ping
-grep -q ' 0% packet loss' /tmp/ping || fail "packets were lost"
-[ "$(must b "dpkg-query -Wf '\${Version}\\n' waystamp")" = 1.1 ] || fail "b has another version"
+if step left-out "nothing passes where a node was left out"; then
+	# c takes plain packets of the chain from nobody.
+	must a "systemctl stop waystamp-agent@a" >/dev/null
+	must a "waystamp agent --detach --yes --instance a" >/dev/null
+	ip netns exec h1 ping -c 3 -W 2 2001:db8:2::2 >/dev/null 2>&1 && fail "plain packets reach h2"
+	must a "systemctl start waystamp-agent@a" >/dev/null
+	download
+fi
 
-step a downgrade
-must b apt-get install -y --allow-downgrades --no-install-recommends /srv/first.deb >/dev/null
-download
+if step upgrade "an upgrade under load loses nothing"; then
+	ip netns exec h1 ping -i 0.1 -W 60 2001:db8:2::2 >/tmp/ping &
+	ping=$!
+	for n in b c a; do
+		was=$(must $n "systemctl show -P MainPID waystamp-agent@$n")
+		must $n apt-get install -y --no-install-recommends /srv/second.deb >/dev/null
+		[ "$(must $n "systemctl show -P MainPID waystamp-agent@$n")" != "$was" ] || fail "$n: the agent was not restarted"
+		must $n "systemctl is-active waystamp-agent@$n" >/dev/null
+	done
+	sleep 2
+	kill -INT $ping
+	wait $ping
+	tail -n 3 /tmp/ping
+	grep -q ' 0% packet loss' /tmp/ping || fail "packets were lost"
+	[ "$(must b "dpkg-query -Wf '\${Version}\\n' waystamp")" = 1.1 ] || fail "b has another version"
+fi
 
-step the agent without root
-must b "systemctl stop waystamp-agent@b && waystamp agent --detach --yes --instance b" >/dev/null
-must b "install -D -m 0644 /usr/share/waystamp/unprivileged.conf /etc/systemd/system/waystamp-agent@.service.d/unprivileged.conf && systemctl daemon-reload"
-must b "chgrp waystamp /etc/waystamp && chmod 0750 /etc/waystamp && chown waystamp /etc/waystamp/b.json && systemctl start waystamp-agent@b"
-[ "$(must b 'ps -o user= -p $(systemctl show -P MainPID waystamp-agent@b)')" = waystamp ] || fail "it runs as $(on b 'ps -o user= -p $(systemctl show -P MainPID waystamp-agent@b)')"
-download
+if step downgrade "a downgrade"; then
+	must b apt-get install -y --allow-downgrades --no-install-recommends /srv/first.deb >/dev/null
+	download
+fi
 
-step a reboot of b and of c
-for n in b c; do
-	before=$(on $n cat /proc/sys/kernel/random/boot_id)
-	on $n 'systemd-run --on-active=2 systemctl reboot' >/dev/null
-	rebooted() { local now; now=$(on $n cat /proc/sys/kernel/random/boot_id) && [ -n "$now" ] && [ "$now" != "$before" ]; }
-	until_true 600 rebooted
-	# The network of this test comes after the boot, and the unit tries again every two seconds.
-	until_true 300 on $n "systemctl is-active waystamp-agent@$n"
-	must $n "journalctl -b -o cat -u guest | grep -m 1 'is up, forwarding'"
-	must $n "journalctl -b -o cat -u guest | grep -q 'is up, forwarding 0'"
-	until_true 60 on $n '[ $(sysctl -n net.ipv6.conf.all.forwarding) = 1 ]'
-done
-before=
-download
+if step rootless "the agent without root"; then
+	does b install.md "Without root" 1
+	[ "$(must b 'ps -o user= -p $(systemctl show -P MainPID waystamp-agent@b)')" = waystamp ] || fail "it runs as $(on b 'ps -o user= -p $(systemctl show -P MainPID waystamp-agent@b)')"
+	download
+fi
 
-step the controller
-must a "systemctl start waystamp-controller && systemctl is-active waystamp-controller && waystamp get nodes && waystamp node token r1"
-[ "$(must a 'ps -o user= -p $(systemctl show -P MainPID waystamp-controller)' | cut -c1-8)" = waystamp ] || fail "the controller is somebody else's"
-must a "systemctl stop waystamp-controller"
+if step reboot "a reboot of b and of c"; then
+	reboot_of() {
+		local before
+		before=$(on $1 cat /proc/sys/kernel/random/boot_id)
+		must $1 'systemd-run --on-active=2 systemctl reboot' >/dev/null
+		rebooted() { local now; now=$(on $1 cat /proc/sys/kernel/random/boot_id) && [ -n "$now" ] && [ "$now" != "$before" ]; }
+		until_true 900 rebooted $1
+		echo "$1 is there again after $(on $1 cut -d. -f1 /proc/uptime) s"
+		# The network of this test comes after the boot, and the unit tries again every two seconds.
+		until_true 600 on $1 "systemctl is-active waystamp-agent@$1"
+		must $1 "journalctl -b -o cat -u guest | grep -m 1 'is up, forwarding'"
+		must $1 "journalctl -b -o cat -u guest | grep -q 'is up, forwarding 0'"
+		until_true 120 on $1 '[ $(sysctl -n net.ipv6.conf.all.forwarding) = 1 ]'
+	}
+	each reboot_of b c
+	download
+fi
 
-step removal says what stays, and a purge waits for it
-must c apt-get remove -y waystamp | grep -q "detach --yes --instance c" || fail "nothing is said of the data path"
-ip netns exec h1 ping -c 2 -W 10 2001:db8:2::2 >/dev/null || fail "the data path did not stay"
-on c dpkg --purge waystamp && fail "it purges what is at work"
-must c "apt-get install -y --no-install-recommends /srv/second.deb && systemctl stop waystamp-agent@c; waystamp agent --detach --yes --instance c && apt-get purge -y waystamp" >/dev/null
-[ -z "$(on c 'ls -d /etc/waystamp /var/lib/waystamp /usr/bin/waystamp 2>/dev/null')" ] || fail "the purge leaves things"
+if step controller "the controller"; then
+	must a "ip address add fd00::1/128 dev lo nodad"
+	does a install.md "Start a node" 4
+	must a "systemctl is-active waystamp-controller && waystamp get nodes && grep -q . /srv/a.token"
+	[ "$(must a 'ps -o user:32= -p $(systemctl show -P MainPID waystamp-controller)')" = waystamp-controller ] || fail "the controller is somebody else's"
+	must a "systemctl stop waystamp-controller"
+fi
+
+if step removal "removal says what stays, and a purge waits for it"; then
+	must c apt-get remove -y waystamp | grep -q "detach --yes --instance c" || fail "nothing is said of the data path"
+	ip netns exec h1 ping -c 2 -W 10 2001:db8:2::2 >/dev/null || fail "the data path did not stay"
+	on c dpkg --purge waystamp && fail "it purges what is at work"
+	must c "apt-get install -y --no-install-recommends /srv/second.deb && systemctl stop waystamp-agent@c" >/dev/null
+	does c install.md Remove 1
+	must c "apt-get purge -y waystamp" >/dev/null
+	[ -z "$(on c 'ls -d /etc/waystamp /var/lib/waystamp /usr/bin/waystamp 2>/dev/null')" ] || fail "the purge leaves things"
+fi
+
 echo "passed $steps"
 sleep infinity

@@ -1,6 +1,8 @@
 #!/bin/bash
 # In each guest, at each boot: the network of the tutorial, and a server for the commands of guest a, which drives.
 node=$(hostname)
+# Before there is a network, so that no agent is ready.
+forwarding=$(sysctl -n net.ipv6.conf.all.forwarding)
 ip link set dev lo up
 core=$(ip -o link | sed -n 's/^[0-9]*: \([^:@]*\).*52:54:00:07:07:0.*/\1/p')
 address() { ip address add "$2" dev "$1" nodad; }
@@ -44,7 +46,7 @@ c)
 esac
 [ $node = b ] || ip route add fd00:5:0:b00::/56 via fd00:1::b
 [ $node = c ] || ip route add fd00:5:0:c00::/56 via fd00:1::c
-echo "guest $node is up, forwarding $(sysctl -n net.ipv6.conf.all.forwarding)"
+echo "guest $node is up, forwarding $forwarding"
 if [ $node = a ]; then
 	exec /srv/drive.sh >/dev/ttyS1 2>&1
 fi

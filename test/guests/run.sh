@@ -3,13 +3,16 @@
 # says: apt, systemd, a chain over virtio, an upgrade under load, the agent without root, a reboot, removal. The machines
 # are qemu guests without KVM, on a bus of datagrams on this machine's loopback; hosts are network namespaces in the guests.
 #
-#   test/guests/run.sh [bookworm|trixie]        (make test-guests)
+#   test/guests/run.sh [bookworm|trixie] [STEP ...]        (make test-guests RELEASE=trixie STEPS='reboot controller')
+#
+# The steps are those of drive.sh; installation and start are always among them.
 #
 # It needs root, for debootstrap. Below /var/tmp it takes 2 GB until it ends, however it ends but by SIGKILL; guests
 # are its children, and end with it.
 set -euo pipefail
 
 release=${1:-bookworm}
+shift $(($# > 0))
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 
@@ -55,7 +58,7 @@ mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(COMPONENT)' 'Ide
 proxy=
 eval "$(apt-config shell proxy Acquire::http::Proxy)"
 [ -z "$proxy" ] || [ "$proxy" = DIRECT ] || export http_proxy=$proxy
-debootstrap --variant=minbase --include=systemd,systemd-sysv,udev,dbus,iproute2,iputils-ping,socat,procps,nftables,kmod,linux-image-amd64 \
+debootstrap --variant=minbase --include=systemd,systemd-sysv,udev,dbus,iproute2,iputils-ping,socat,procps,nftables,kmod,curl,linux-image-amd64 \
 	"$release" $root "$mirror" >$work/debootstrap.log 2>&1 </dev/null || {
 	tail -n 20 $work/debootstrap.log >&2
 	fail "debootstrap failed"
@@ -76,8 +79,12 @@ cp "$first" $root/srv/first.deb
 cp "$second" $root/srv/second.deb
 cp "$here"/guest.sh "$here"/drive.sh $root/srv/
 chmod 0755 $root/srv/*.sh
+for s in "$@"; do
+	grep -q "^if step $s " "$here"/drive.sh || fail "there is no step $s; expect some of" $(sed -n 's/^if step \([^ ]*\).*/\1/p' "$here"/drive.sh)
+done
+echo "$*" >$root/srv/steps
 bin/waystamp plan -f examples/minimal.yaml --out $work/plans >/dev/null
-cp -r $work/plans/nodes $root/srv/plans
+cp -r $work/plans/nodes $root/srv/nodes
 cat >$root/etc/systemd/system/guest.service <<'UNIT'
 [Unit]
 After=multi-user.target
