@@ -492,6 +492,24 @@ func (d *downloads) one(host string, sum [sha256.Size]byte) {
 // workers is lost, or ends early: neither those that are open nor those that are opened meanwhile.
 func TestConnectionsOutliveAgents(t *testing.T) {
 	t.Parallel()
+	connectionsOutliveAgents(t, false)
+}
+
+// The same holds where descriptors are few, and a worker's event loops have tables of their own.
+func TestConnectionsOutliveAgentsWithFewDescriptors(t *testing.T) {
+	t.Parallel()
+	connectionsOutliveAgents(t, true)
+}
+
+// limited is a program that runs another one, which may have 4096 descriptors and not raise that.
+func limited(t *testing.T, of string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "waystamp")
+	must(t, os.WriteFile(name, fmt.Appendf(nil, "#!/bin/sh\nulimit -n 4096 && exec setpriv --bounding-set -sys_resource '%s' \"$@\"\n", of), 0o755))
+	return name
+}
+
+func connectionsOutliveAgents(t *testing.T, few bool) {
 	// Another file is another version.
 	versions := filepath.Join(t.TempDir(), "waystamp")
 	install := func() {
@@ -502,7 +520,19 @@ func TestConnectionsOutliveAgents(t *testing.T) {
 		must(t, os.Rename(versions+".new", versions))
 	}
 	install()
-	w := buildFrom(t, parse(t, example(t, "streams.yaml")), func(c *lab.Config) { c.Binary = versions })
+	domain, binary := example(t, "streams.yaml"), versions
+	if few {
+		binary = limited(t, versions)
+		domain = strings.Replace(domain, "run: [{gzip: {level: 1}}]}", "run: [{gzip: {level: 1}}], limits: {connections: 10000}}", 1)
+	}
+	w := buildFrom(t, parse(t, domain), func(c *lab.Config) { c.Binary = binary })
+	if few {
+		f, err := w.function("r2", "zip")
+		must(t, err)
+		if s := f.Stream; s == nil || s.Room != 0 || s.Loops < 6 {
+			t.Fatalf("zip says %+v; want room for all connections, and six event loops with 4096 descriptors each at least", s)
+		}
+	}
 	const size = 200_000
 	sum := lab.Content{Seed: 5, Size: size}.SHA256()
 	d := w.downloads("h2", size)
