@@ -44,7 +44,8 @@ const pollEvery = 2 * time.Millisecond
 
 // The ports of the listeners behind the egress. Chain c takes packets to rulePort, chain d
 // packets to filterPort, chains e and f packets to labelPort, chains g and h connections to
-// streamPort. Chain i takes packets to h4.
+// streamPort. Chain i takes packets to h4, chain j packets to labelFilterPort. Chain k takes
+// packets of r1 itself to a port of the scheme's own.
 const (
 	servicePort = 4242
 	otherPort   = 4243
@@ -52,7 +53,12 @@ const (
 	filterPort  = 4245
 	labelPort   = 4246
 	streamPort  = 4247
+
+	labelFilterPort = 4248
 )
+
+// ownPorts are those of chains k.
+var ownPorts = map[model.Scheme]uint16{model.SchemePoT: 4249, model.SchemeOPoT: 4250, model.SchemeKeyed: 4251, model.SchemeKeyedFlow: 4252}
 
 // Config selects the attacks, and their place.
 type Config struct {
@@ -260,7 +266,7 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 		s.wait.Go(func() { s.follow(watching, n.Name) })
 	}
 	for _, h := range []string{"h2", "h3", "h4"} {
-		for _, port := range []uint16{servicePort, otherPort, rulePort, filterPort, labelPort} {
+		for _, port := range []uint16{servicePort, otherPort, rulePort, filterPort, labelPort, labelFilterPort} {
 			if err := s.serve(h, port); err != nil {
 				return nil, err
 			}
@@ -270,9 +276,16 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 		}
 	}
 	for _, scheme := range c.Schemes {
+		if err := s.serve("h2", ownPorts[scheme]); err != nil {
+			return nil, err
+		}
 		if err := s.client(scheme); err != nil {
 			return nil, err
 		}
+	}
+	// Own packets of r1 leave with their checksums, for the same reason as those of client.
+	if err := s.withChecksums("r1", "r1-m"); err != nil {
+		return nil, err
 	}
 	s.router, err = s.lab.TakeOver("m", s.manifest.Domain, *s.manifest.Lab)
 	return s, err
@@ -333,16 +346,22 @@ func (s *stage) serve(name string, port uint16) error {
 // wrong checksums.
 func (s *stage) client(scheme model.Scheme) error {
 	name := scheme.String()
-	n, err := s.lab.Net(name)
+	if err := s.withChecksums(name, name+"-r1"); err != nil {
+		return err
+	}
+	var err error
+	s.senders[scheme], err = s.socket(name, servicePort)
+	return err
+}
+
+// withChecksums has the kernel of a member compute the checksums of what it sends by a device.
+func (s *stage) withChecksums(member, device string) error {
+	n, err := s.lab.Net(member)
 	if err != nil {
 		return err
 	}
 	defer n.Close()
-	if err := n.SetOffload(name+"-r1", host.TransmitSum, false); err != nil {
-		return err
-	}
-	s.senders[scheme], err = s.socket(name, servicePort)
-	return err
+	return n.SetOffload(device, host.TransmitSum, false)
 }
 
 func (s *stage) socket(name string, port uint16) (conn *net.UDPConn, err error) {

@@ -248,14 +248,7 @@ func attacks() []attack {
 		{Attack{"node-plain", "a packet that chain i requires comes without any outer header to r3, whose own netfilter is a function of the chain", onLink},
 			toNodesOwn,
 			always(refused("r3", "not-cached", withoutHeader))},
-		labelled("labels-skip-hop", "a packet with labels is sent past r2", "r1", func(_ *mounting, p mpls.Packet) []lab.Sent {
-			stack, ok := mpls.Advance(p.Stack)
-			if !ok {
-				return nil
-			}
-			p.Stack = stack
-			return stacked(p)
-		}, proof(neverStamped)),
+		labelled("labels-skip-hop", "a packet with labels is sent past r2", "r1", pastLabels, proof(neverStamped)),
 		labelled("labels-node", "the label of r2 is changed to that of r3", "r1", func(m *mounting, p mpls.Packet) []lab.Sent {
 			return stacked(relabelled(p, 0, m.labels("e")[1].NodeLabel))
 		}, always(refused("r3", "unknown-sid", "the service label of a packet is that of r2 (fw), which r3 has not"))),
@@ -281,6 +274,29 @@ func attacks() []attack {
 		{Attack{"labels-outside", "a host sends a whole packet with labels that was captured inside", outside},
 			labelsOutside,
 			always(refused("r1", "outside-mpls", "a packet from outside has labels"))},
+		labelledTo("labels-function-skip", "a packet of chain j with labels is sent past r2, where its function is", "r1", toFunction, pastLabels,
+			proof("r2 (nf) never stamped this packet")),
+		labelledTo("labels-function-forged", "a packet of chain j gets another stamp before its function, which takes it without its labels", "r1", toFunction,
+			func(_ *mounting, p mpls.Packet) []lab.Sent {
+				return stacked(withValues(p, func(v *srv6.Proof) { v.CML ^= 5 << 17 }))
+			}, proof(nothingFits)),
+		labelledTo("labels-function-plain", "the labels of a packet of chain j are taken off before its function", "r1", toFunction,
+			func(_ *mounting, p mpls.Packet) []lab.Sent { return asIs(p.Payload) },
+			always(refused("r6", "unproven", "which chain $-j requires, came without proof"))),
+		{Attack{"labels-function-chain", "a packet of chain f is sent from the namespace of chain j's function", inside},
+			fromFunctionOf(labelFilterPort, func(_ context.Context, m *mounting) ([]lab.Sent, error) {
+				return asIs(udp(m.host(), m.service("h3", labelPort), []byte(m.tag))), nil
+			}),
+			always(refused("r2", "origin-unmatched", "a function made this packet itself, and no chain through the function takes it"))},
+		{Attack{"labels-function-made", "a packet of chain j is sent from the namespace of its function, and was at no headend", inside},
+			fromFunctionOf(labelFilterPort, func(_ context.Context, m *mounting) ([]lab.Sent, error) {
+				return asIs(udp(m.host(), m.service("h2", labelFilterPort), []byte(m.tag))), nil
+			}),
+			always(delivered())},
+		labelledTo("labels-own-skip-hop", "a packet that r1 itself sends, of chain k with labels, is sent past r2", "r1", ownTraffic, pastLabels, proof(neverStamped)),
+		labelledTo("labels-own-plain", "the labels of a packet that r1 itself sends are taken off", "r1", ownTraffic,
+			func(_ *mounting, p mpls.Packet) []lab.Sent { return asIs(p.Payload) },
+			always(refused("r6", "unproven", "which chain $-k requires, came without proof"))),
 		{Attack{"stream-plain", "data of a connection that is open comes to the function on byte streams without any outer header", onLink},
 			plainSegment("r2", tcpACK|tcpPSH),
 			always(refused("r2", "unproven", "which chain $-g requires, came without proof"))},
@@ -353,7 +369,10 @@ func attacks() []attack {
 		{Attack{"stream-worker-data", "the function's process sends data of its own on a connection that is open", worker},
 			workerData,
 			always(delivered())},
-		// The last attack, since it changes the path's secrets.
+		// The last attacks, since they change the secrets of paths.
+		{Attack{"labels-stale-epoch", "a whole packet with labels that was held back is sent when the path has a new epoch", onLink},
+			staleEpochLabels,
+			always(refused("r6", "unknown-epoch", "names epoch"))},
 		{Attack{"stale-epoch", "a whole packet that was held back is sent when the path has a new epoch", onLink},
 			staleEpoch,
 			always(refused("r6", "unknown-epoch", "names epoch"))},
@@ -925,14 +944,19 @@ func forgedArgument(_ context.Context, m *mounting) error {
 // fromFunction sends frames on the interface that chain d's function returns its packets
 // by, when a packet of the chain has passed it.
 func fromFunction(what func(context.Context, *mounting) ([]lab.Sent, error)) func(context.Context, *mounting) error {
+	return fromFunctionOf(filterPort, what)
+}
+
+// fromFunctionOf is the same behind a packet of the chain to a port, which the function takes.
+func fromFunctionOf(port uint16, what func(context.Context, *mounting) ([]lab.Sent, error)) func(context.Context, *mounting) error {
 	return func(ctx context.Context, m *mounting) error {
 		m.count++
 		passes := fmt.Sprintf("<passes %d of %s", m.count, m.tag[1:])
-		if err := m.send(passes, m.service("h2", filterPort)); err != nil {
+		if err := m.send(passes, m.service("h2", port)); err != nil {
 			return err
 		}
 		if end, err := m.await(ctx, passes, 1); err != nil || end.host == "" {
-			return errors.Join(err, errors.New("a packet of chain d was not delivered"))
+			return errors.Join(err, fmt.Errorf("a packet through the function to port %d was not delivered", port))
 		}
 		out, err := what(ctx, m)
 		if err != nil {

@@ -196,7 +196,7 @@ func Sections() []Section {
 			Path: "services[]", Title: "services",
 			Text: "Servers that clients reach through a gateway. The gateway authenticates clients by their certificates, and selects a chain for each request ([how to](../how-to/gateway.md), [ADR 0074](../adr/0074-ports-say-which-chain.md)).",
 			Rules: []string{
-				"A chain in a rule has no `match`: it takes only connections of the gateway. It has `direction: both`, one ingress, the gateway's node, and proofs of scheme `keyed-flow`, its default, over SRv6. It has no `own-traffic` and no `on-violation: report`; its `guard` is `enforce`.",
+				"A chain in a rule has no `match`: it takes only connections of the gateway. It has `direction: both`, one ingress, the gateway's node, and proofs of scheme `keyed-flow`, its default. It has no `own-traffic` and no `on-violation: report`; its `guard` is `enforce`.",
 				"A chain in a rule has no function in the node's own kernel, and no function that `rewrites`. It has functions of kind `stream` only if they are `intrusive` and the chain has `seal: true`.",
 				"A chain leads to one origin. At most " + strconv.Itoa(model.OnwardChainsMax) + " chains lead to the same origin. Each chain has " + strconv.Itoa(model.OnwardPorts) + " source ports of its own: one client address can have this many connections to an origin by one chain.",
 				"Services of one gateway have different hosts, even if their addresses differ.",
