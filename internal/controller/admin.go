@@ -128,7 +128,7 @@ func (c *Controller) check(ctx context.Context, v *view, w wantedRecord, d model
 	if err != nil {
 		return err
 	}
-	g, _, err := c.compileDomain(ctx, v, last, w, d, nil)
+	g, err := c.compileDomain(ctx, v, last, w, d, nil)
 	if err != nil || v.state.Next != 0 {
 		return err
 	}
@@ -287,7 +287,11 @@ func (s admin) Rotate(ctx context.Context, r *connect.Request[v1.RotateRequest])
 		if w.Rotate == nil {
 			w.Rotate = map[string]uint64{}
 		}
-		maps.DeleteFunc(w.Rotate, func(name string, _ uint64) bool { return !hasChain(d, name) })
+		has := make(map[string]bool, len(d.Chains))
+		for i := range d.Chains {
+			has[d.Chains[i].Name] = true
+		}
+		maps.DeleteFunc(w.Rotate, func(name string, _ uint64) bool { return !has[name] })
 		chains := r.Msg.Chains
 		if r.Msg.All {
 			chains = nil
@@ -301,7 +305,7 @@ func (s admin) Rotate(ctx context.Context, r *connect.Request[v1.RotateRequest])
 			return store.Txn{}, refuse(connect.CodeInvalidArgument, "no chain is named; name one, or all")
 		}
 		for _, name := range chains {
-			if !hasChain(d, name) {
+			if !has[name] {
 				return store.Txn{}, refuse(connect.CodeNotFound, "there is no chain %s", name)
 			}
 			w.Rotate[name] = w.Serial

@@ -251,12 +251,17 @@ func (c *Controller) prepare(ctx context.Context, v *view) error {
 	if err != nil {
 		return err
 	}
-	had := map[pathEpoch]bool{}
-	for _, p := range now.domain.Paths {
-		had[pathEpoch{p.Path, p.Epoch}] = true
+	had, keeps := map[pathEpoch]bool{}, map[string]bool{}
+	for i := range now.domain.Paths {
+		had[idOf(&now.domain.Paths[i])] = true
+	}
+	for i := range next.domain.Paths {
+		if p := &next.domain.Paths[i]; had[idOf(p)] {
+			keeps[p.Chain] = true
+		}
 	}
 	for chain, at := range v.wanted.Rotate { // of what changes anyway the secrets are fresh
-		if !slices.ContainsFunc(next.domain.Paths, func(p plan.Path) bool { return p.Chain == chain && had[pathEpoch{p.Path, p.Epoch}] }) {
+		if !keeps[chain] {
 			next.Rotated[chain] = at
 		}
 	}
@@ -356,15 +361,25 @@ func sorted(n plan.Node) ([]byte, error) {
 // owed are the chains whose fresh secrets were asked for and that have not got them, with the nodes on their way
 // that refuse their plan or have no connection: a file that goes over a change leaves out what would wait for those.
 func (c *Controller) owed(v *view, now *generation) map[string][]string {
-	connected, _ := c.connected()
 	owed := map[string][]string{}
-	for _, p := range now.domain.Paths {
+	var all []string // that are stuck; nil: nobody has looked
+	for i := range now.domain.Paths {
+		p := &now.domain.Paths[i]
 		if v.wanted.Rotate[p.Chain] <= now.Rotated[p.Chain] || now.Blocked[p.Chain] != "" {
 			continue
 		}
+		if all == nil {
+			connected, _ := c.connected()
+			all = []string{}
+			for _, name := range slices.Sorted(maps.Keys(v.plans)) {
+				if c.stuck(v, name, connected) {
+					all = append(all, name)
+				}
+			}
+		}
 		stuck := owed[p.Chain]
-		for name := range v.plans {
-			if on(p, name) && c.stuck(v, name, connected) && !slices.Contains(stuck, name) {
+		for _, name := range all {
+			if on(*p, name) && !slices.Contains(stuck, name) {
 				stuck = append(stuck, name)
 			}
 		}
@@ -522,7 +537,11 @@ func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, unsent 
 	v.state.Erasing = slices.Clone(v.state.Erasing)
 	for i, x := range v.state.Erasing { // one record for the same nodes, which the last to be erased ends
 		if x.Unsent == e.Unsent && maps.EqualFunc(x.Nodes, e.Nodes, func(_, _ uint64) bool { return true }) {
-			e.Epochs = slices.Concat(x.Epochs, slices.DeleteFunc(e.Epochs, func(id pathEpoch) bool { return slices.Contains(x.Epochs, id) }))
+			have := make(map[pathEpoch]bool, len(x.Epochs))
+			for _, id := range x.Epochs {
+				have[id] = true
+			}
+			e.Epochs = slices.Concat(x.Epochs, slices.DeleteFunc(e.Epochs, func(id pathEpoch) bool { return have[id] }))
 			v.state.Erasing[i] = e // no plan's revision goes down
 			return nil
 		}
@@ -682,7 +701,7 @@ func (c *Controller) compileAgain(ctx context.Context, v *view, g *generation, l
 	if err != nil {
 		return nil, err
 	}
-	again, _, err := c.compileDomain(ctx, v, from, w, d, fresh, more...)
+	again, err := c.compileDomain(ctx, v, from, w, d, fresh, more...)
 	return again, err
 }
 
@@ -839,11 +858,16 @@ func (c *Controller) compile(ctx context.Context, v *view, last *generation, w w
 	if err != nil {
 		return nil, err
 	}
-	g, held, err := c.compileDomain(ctx, v, last, w, d, nil)
+	g, err := c.compileDomain(ctx, v, last, w, d, nil)
 	if err != nil {
 		return nil, err
 	}
-	return g, mayHave(last.domain, g.domain, v.state, held)
+	turning, lossy := last.domain.Turning(g.domain)
+	held, err := c.heldOf(ctx, v, turning, lossy)
+	if err != nil {
+		return nil, err
+	}
+	return g, mayHave(g.domain, turning, lossy, v.state, held)
 }
 
 // domainOf is what the file of a request says.
@@ -858,36 +882,30 @@ func (c *Controller) domainOf(ctx context.Context, w wantedRecord) (model.Domain
 
 // compileDomain compiles a domain behind another generation. Chains in fresh get other
 // secrets though nothing else changes, as those do that a request rotates. Epochs and SIDs that nodes hold, and
-// those of more, are not given out again. It returns which epochs some node may hold; false: but no
-// headend has sent them.
-func (c *Controller) compileDomain(ctx context.Context, v *view, last *generation, w wantedRecord, d model.Domain, fresh map[string]bool, more ...plan.Path) (*generation, map[pathEpoch]bool, error) {
+// those of more, are not given out again.
+func (c *Controller) compileDomain(ctx context.Context, v *view, last *generation, w wantedRecord, d model.Domain, fresh map[string]bool, more ...plan.Path) (*generation, error) {
 	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(ch model.Chain) bool { return slices.Contains(w.Deleted, ch.Name) })
 	blocked := block(&d, v.revoked())
-	live, sids := slices.Clone(more), slices.Clone(more)
-	held := map[pathEpoch]bool{}
+	beyond, sids := [][]plan.Path{more}, [][]plan.Path{more}
 	for _, n := range v.state.live() {
 		g, err := c.generation(ctx, v, n)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		live = append(live, g.domain.Paths...)
+		beyond = append(beyond, g.domain.Paths)
 		if g.domain != last.domain { // whose SIDs the keyring keeps anyway
-			sids = append(sids, g.domain.Paths...)
-		}
-		for _, p := range g.domain.Paths {
-			id := pathEpoch{p.Path, p.Epoch}
-			held[id] = held[id] || n != v.state.Next
+			sids = append(sids, g.domain.Paths)
 		}
 	}
-	beyond := slices.Clone(live)
+	var unsent []plan.Path
 	for _, e := range v.state.Erasing {
-		for _, id := range e.Epochs {
-			held[id] = held[id] || !e.Unsent
-			if e.Unsent {
-				beyond = append(beyond, plan.Path{PathID: plan.PathID{Path: id.Path, Epoch: id.Epoch}})
+		if e.Unsent {
+			for _, id := range e.Epochs {
+				unsent = append(unsent, plan.Path{PathID: plan.PathID{Path: id.Path, Epoch: id.Epoch}})
 			}
 		}
 	}
+	beyond = append(beyond, unsent)
 	keys := plan.NewKeyring(rand.Reader, last.domain.Paths)
 	keys.KeepSIDs(sids...)
 	keys.Beyond(beyond...)
@@ -898,7 +916,7 @@ func (c *Controller) compileDomain(ctx context.Context, v *view, last *generatio
 	}
 	out, err := plan.CompileAfter(was, last.domain, d, keys)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	g := &generation{domain: out}
 	if len(blocked) == 0 {
@@ -909,14 +927,49 @@ func (c *Controller) compileDomain(ctx context.Context, v *view, last *generatio
 	g.generationRecord = generationRecord{
 		Serial: w.Serial, File: w.File, Deleted: w.Deleted, Rotated: w.Rotate, Blocked: blocked, Drain: c.cfg.Drain + longestLifetime(d),
 	}
-	return g, held, nil
+	return g, nil
 }
 
-// mayHave is errWait if some node may hold an epoch under other secrets, or too much drains.
-func mayHave(last, next *plan.Domain, s stateRecord, held map[pathEpoch]bool) error {
-	turning, lossy := last.Turning(next)
-	comes := func(p plan.Path) bool {
-		return slices.ContainsFunc(next.Paths, func(q plan.Path) bool { return q.Path == p.Path && q.Epoch == p.Epoch })
+// heldOf are the epochs of some paths that some node may hold; false: but no headend has sent them.
+func (c *Controller) heldOf(ctx context.Context, v *view, paths ...[]plan.Path) (map[pathEpoch]bool, error) {
+	of := map[uint32]bool{}
+	for _, list := range paths {
+		for i := range list {
+			of[list[i].Path] = true
+		}
+	}
+	held := map[pathEpoch]bool{}
+	if len(of) == 0 {
+		return held, nil
+	}
+	for _, n := range v.state.live() {
+		g, err := c.generation(ctx, v, n)
+		if err != nil {
+			return nil, err
+		}
+		for i := range g.domain.Paths {
+			if p := &g.domain.Paths[i]; of[p.Path] {
+				held[idOf(p)] = held[idOf(p)] || n != v.state.Next
+			}
+		}
+	}
+	for _, e := range v.state.Erasing {
+		for _, id := range e.Epochs {
+			if of[id.Path] {
+				held[id] = held[id] || !e.Unsent
+			}
+		}
+	}
+	return held, nil
+}
+
+// mayHave is errWait if some node may hold an epoch under other secrets, or too much drains. held are the epochs of the paths that turn or are lossy.
+func mayHave(next *plan.Domain, turning, lossy []plan.Path, s stateRecord, held map[pathEpoch]bool) error {
+	comes := map[pathEpoch]bool{}
+	if len(lossy) > 0 {
+		for i := range next.Paths {
+			comes[idOf(&next.Paths[i])] = true
+		}
 	}
 	// A node takes no epoch that is new to it and not later than all that it holds of the path.
 	holds := map[uint32][]pathEpoch{}
@@ -931,7 +984,7 @@ func mayHave(last, next *plan.Domain, s stateRecord, held map[pathEpoch]bool) er
 		}
 	}
 	for _, p := range lossy {
-		if !comes(p) {
+		if !comes[idOf(&p)] {
 			continue
 		}
 		// Its epochs begin anew, but for those that nobody has sent.
@@ -956,6 +1009,8 @@ func mayHave(last, next *plan.Domain, s stateRecord, held map[pathEpoch]bool) er
 	return nil
 }
 
+func idOf(p *plan.Path) pathEpoch { return pathEpoch{p.Path, p.Epoch} }
+
 // on tells whether a path passes a node.
 func on(p plan.Path, node string) bool {
 	return slices.ContainsFunc(p.Hops, func(h plan.Hop) bool { return h.Node == node }) ||
@@ -974,6 +1029,9 @@ func block(d *model.Domain, revoked []string) map[string]string {
 		at[f.Name] = f.Node
 	}
 	blocked := map[string]string{}
+	if len(out) == 0 {
+		return blocked
+	}
 	for i, ch := range d.Chains {
 		left := slices.DeleteFunc(slices.Clone(ch.Ingress), func(n string) bool { return out[n] })
 		functions := ch.AllFunctions()

@@ -847,22 +847,26 @@ func TestAnEpochIsNotGivenOutAgainWhileANodeMayHoldIt(t *testing.T) {
 	path := func(epoch uint8) *plan.Domain {
 		return &plan.Domain{Paths: []plan.Path{{PathID: plan.PathID{Path: 7, Epoch: epoch, Chain: "web"}}}}
 	}
-	if err := mayHave(path(1), path(2), stateRecord{}, held); !errors.Is(err, errWait) {
+	may := func(last, next *plan.Domain, s stateRecord) error {
+		turning, lossy := last.Turning(next)
+		return mayHave(next, turning, lossy, s, held)
+	}
+	if err := may(path(1), path(2), stateRecord{}); !errors.Is(err, errWait) {
 		t.Errorf("got %v", err)
 	}
-	if err := mayHave(path(1), path(3), stateRecord{}, held); err != nil {
+	if err := may(path(1), path(3), stateRecord{}); err != nil {
 		t.Error(err)
 	}
-	if err := mayHave(path(2), path(2), stateRecord{}, held); err != nil {
+	if err := may(path(2), path(2), stateRecord{}); err != nil {
 		t.Errorf("a path that does not change: %v", err)
 	}
-	if err := mayHave(&plan.Domain{}, path(1), stateRecord{}, held); !errors.Is(err, errWait) {
+	if err := may(&plan.Domain{}, path(1), stateRecord{}); !errors.Is(err, errWait) {
 		t.Errorf("a path that comes back: %v", err)
 	}
-	if err := mayHave(path(2), &plan.Domain{}, stateRecord{}, held); err != nil {
+	if err := may(path(2), &plan.Domain{}, stateRecord{}); err != nil {
 		t.Errorf("a path that goes: %v", err)
 	}
-	if err := mayHave(path(1), path(3), stateRecord{Old: make([]oldRecord, OldMax)}, held); !errors.Is(err, errWait) {
+	if err := may(path(1), path(3), stateRecord{Old: make([]oldRecord, OldMax)}); !errors.Is(err, errWait) {
 		t.Errorf("got %v", err)
 	}
 }

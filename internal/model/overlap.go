@@ -2,6 +2,7 @@ package model
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"slices"
 )
@@ -116,13 +117,27 @@ func FindOverlaps(chains []Chain, most int) []Overlap {
 // of the others.
 func SomeOverlap(chains []Chain, some []int) bool {
 	for _, i := range some {
+		hi, long := upper(&chains[i])
 		for j := range chains {
+			if o, also := upper(&chains[j]); long && also && o != hi {
+				continue
+			}
 			if j != i && chains[i].mayOverlap(&chains[j]) && CheckOverlap(chains[max(i, j)], chains[min(i, j)]) != nil {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// upper are the first 64 bits of a chain's destination, if it is of IPv6 and as long as that: two that differ do not overlap.
+func upper(c *Chain) (bits uint64, long bool) {
+	d := c.Match.Destination
+	if d.Bits() < 64 {
+		return 0, false
+	}
+	b := d.Addr().As16()
+	return binary.BigEndian.Uint64(b[:]), true
 }
 
 // mayOverlap reports whether the matches of two chains overlap; of their reverses the same is true then.

@@ -44,11 +44,15 @@ func compileChanged(was model.Domain, last *Domain, d model.Domain, keys *Keyrin
 	}
 	paths := make([]Path, 0, len(last.Paths)+2*len(x.changed))
 	var fresh []int // in paths
-	for i, ch := range d.Chains {
+	for i := 0; i < len(d.Chains); i++ {
 		if r := x.kept[i]; r.to > 0 {
+			for ; i+1 < len(d.Chains) && x.kept[i+1].to > 0 && x.kept[i+1].from == r.to; i++ {
+				r.to = x.kept[i+1].to
+			}
 			paths = append(paths, last.Paths[r.from:r.to]...)
 			continue
 		}
+		ch := d.Chains[i]
 		for _, dir := range ch.Directions() {
 			for _, p := range c.parts(ch, dir) {
 				fresh = append(fresh, len(paths))
@@ -57,7 +61,7 @@ func compileChanged(was model.Domain, last *Domain, d model.Domain, keys *Keyrin
 		}
 	}
 	few := keys.few(x.before)
-	if !assignFreshPathIDs(paths, fresh) || !c.assignFreshSIDs(paths, fresh, few, keys) {
+	if !assignFreshPathIDs(paths, fresh) || !c.assignFreshSIDs(paths, fresh, last.Nodes, few, keys) {
 		return nil
 	}
 	few.beyond = keys.beyondOf(paths, fresh)
@@ -196,9 +200,9 @@ func assignFreshPathIDs(paths []Path, fresh []int) bool {
 	return true
 }
 
-// assignFreshSIDs gives the fresh ones of the paths the SIDs that assignSIDs would. few has the paths of before in whose places they
-// are; false: a locator has no SID left.
-func (c *compiler) assignFreshSIDs(paths []Path, fresh []int, few, keys *Keyring) bool {
+// assignFreshSIDs gives the fresh ones of the paths the SIDs that assignSIDs would. nodes are the plans before; few has the paths of before in
+// whose places they are; false: a locator has no SID left.
+func (c *compiler) assignFreshSIDs(paths []Path, fresh []int, nodes []Node, few, keys *Keyring) bool {
 	locators := map[string]netip.Prefix{}
 	for _, i := range fresh {
 		for _, h := range paths[i].Hops[1:] {
@@ -206,11 +210,15 @@ func (c *compiler) assignFreshSIDs(paths []Path, fresh []int, few, keys *Keyring
 		}
 	}
 	var left []int
+	from := map[string]bool{} // the nodes that SIDs are assigned from
 	for _, i := range fresh {
 		// No two paths of the last compilation share one, so none of these is taken.
 		sids, ok := few.sids(paths[i], locators)
 		if !ok {
 			left = append(left, i)
+			for _, h := range paths[i].Hops[1:] {
+				from[h.Node] = true
+			}
 			continue
 		}
 		for j, s := range sids {
@@ -220,45 +228,35 @@ func (c *compiler) assignFreshSIDs(paths []Path, fresh []int, few, keys *Keyring
 	if len(left) == 0 {
 		return true
 	}
-	// Which SIDs of the locators from which some are assigned are not free. Locators are /49 to /64, so the upper 64 bits say which one a SID is of.
-	upper := func(a netip.Addr) uint64 {
-		b := a.As16()
-		return binary.BigEndian.Uint64(b[:8])
-	}
-	near := map[int]map[uint64]bool{} // by length
-	for _, i := range left {
-		for _, h := range paths[i].Hops[1:] {
-			l := locators[h.Node]
-			if near[l.Bits()] == nil {
-				near[l.Bits()] = map[uint64]bool{}
-			}
-			near[l.Bits()][upper(l.Addr())>>(64-l.Bits())] = true
-		}
-	}
+	// Each visit of before is in the plan of its node, and has a SID of that node's locator.
 	taken := map[netip.Addr]bool{}
-	note := func(p *Path, bits int, of map[uint64]bool, low *[256]bool) {
-		for j := 1; j < len(p.Hops); j++ {
-			if at := upper(p.Hops[j].SID) >> (64 - bits); low[byte(at)] && of[at] {
-				taken[p.Hops[j].SID] = true
-			}
+	for i := range nodes {
+		n := &nodes[i]
+		if !from[n.Name] {
+			continue
+		}
+		for j := range n.Endpoints {
+			taken[n.Endpoints[j].SID] = true
+		}
+		for j := range n.Egresses {
+			taken[n.Egresses[j].SID] = true
 		}
 	}
-	for bits, of := range near {
-		var low [256]bool // most SIDs need no look-up
-		for at := range of {
-			low[byte(at)] = true
+	each := func(p *Path, f func(sid netip.Addr)) {
+		for j := 1; j < len(p.Hops); j++ {
+			f(p.Hops[j].SID)
 		}
-		for i := range paths {
-			note(&paths[i], bits, of, &low)
+	}
+	if !keys.keep {
+		for i := range few.last {
+			each(&few.last[i], func(sid netip.Addr) { delete(taken, sid) })
 		}
-		if keys.keep {
-			for i := range few.last { // the others of before are among paths
-				note(&few.last[i], bits, of, &low)
-			}
-			for i := range keys.also {
-				note(&keys.also[i], bits, of, &low)
-			}
-		}
+	}
+	for _, i := range fresh {
+		each(&paths[i], func(sid netip.Addr) { taken[sid] = true })
+	}
+	if keys.keep {
+		keys.takenOf(taken, locators, from)
 	}
 	next := map[string]int{}
 	for _, i := range left {
@@ -279,6 +277,42 @@ func (c *compiler) assignFreshSIDs(paths []Path, fresh []int, few, keys *Keyring
 		}
 	}
 	return true
+}
+
+// takenOf adds the SIDs of nodes that earlier paths have which nodes still hold.
+func (k *Keyring) takenOf(taken map[netip.Addr]bool, locators map[string]netip.Prefix, nodes map[string]bool) {
+	if len(k.also) == 0 {
+		return
+	}
+	// Locators are /49 to /64, so the upper 64 bits say which one a SID is of.
+	upper := func(a netip.Addr) uint64 {
+		b := a.As16()
+		return binary.BigEndian.Uint64(b[:8])
+	}
+	near := map[int]map[uint64]bool{} // by length
+	for name := range nodes {
+		l := locators[name]
+		if near[l.Bits()] == nil {
+			near[l.Bits()] = map[uint64]bool{}
+		}
+		near[l.Bits()][upper(l.Addr())>>(64-l.Bits())] = true
+	}
+	for bits, of := range near {
+		var low [256]bool // most SIDs need no look-up
+		for at := range of {
+			low[byte(at)] = true
+		}
+		for _, list := range k.also {
+			for i := range list {
+				p := &list[i]
+				for j := 1; j < len(p.Hops); j++ {
+					if at := upper(p.Hops[j].SID) >> (64 - bits); low[byte(at)] && of[at] {
+						taken[p.Hops[j].SID] = true
+					}
+				}
+			}
+		}
+	}
 }
 
 // eachNode calls f with the nodes of a path; some come several times.

@@ -461,13 +461,14 @@ func nodePlans(d model.Domain, paths []Path, only map[string]bool) []Node {
 		})
 		index[n.Name] = &nodes[len(nodes)-1]
 	}
-	behaviour := map[string]model.Behaviour{}
-	for _, f := range d.Functions {
-		behaviour[f.Name] = f.Kind.Behaviour()
-		n := index[f.Node]
+	behaviour := map[string]model.Behaviour{} // of functions on these nodes
+	for i := range d.Functions {
+		n := index[d.Functions[i].Node]
 		if n == nil {
 			continue
 		}
+		f := d.Functions[i]
+		behaviour[f.Name] = f.Kind.Behaviour()
 		if f.Kind == model.KindStream {
 			n.Proxies = append(n.Proxies, Proxy{Function: f.Name, Proxy: f.Proxy, Stream: &Stream{Stream: f.Stream, MTU: streamMTU(f.Name, paths), Intrusive: f.Intrusive}})
 		}

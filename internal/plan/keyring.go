@@ -21,10 +21,10 @@ type Keyring struct {
 	last   []Path
 	paths  map[direction]Path // last; nil: nobody has asked for it
 	rotate func(chain string) bool
-	keep   bool   // a SID of the last compilation goes to no other path or place
-	also   []Path // their SIDs go to no other path or place either
+	keep   bool     // a SID of the last compilation goes to no other path or place
+	also   [][]Path // their SIDs go to no other path or place either
 
-	later  []Path             // a new epoch is later than that of the same path in these
+	later  [][]Path           // a new epoch is later than that of the same path in these
 	beyond map[uint32][]uint8 // later, by path; nil: nobody has asked for it
 }
 
@@ -63,10 +63,12 @@ func (k *Keyring) few(last []Path) *Keyring {
 // epochsOf are epochs of a path that a new one is later than.
 func (k *Keyring) epochsOf(path uint32) []uint8 {
 	if k.beyond == nil {
-		k.beyond = make(map[uint32][]uint8, len(k.later))
-		for i := range k.later {
-			p := &k.later[i]
-			k.beyond[p.Path] = append(k.beyond[p.Path], p.Epoch)
+		k.beyond = map[uint32][]uint8{}
+		for _, list := range k.later {
+			for i := range list {
+				p := &list[i]
+				k.beyond[p.Path] = append(k.beyond[p.Path], p.Epoch)
+			}
 		}
 	}
 	return k.beyond[path]
@@ -78,24 +80,26 @@ func (k *Keyring) beyondOf(paths []Path, some []int) map[uint32][]uint8 {
 	for _, i := range some {
 		out[paths[i].Path] = nil
 	}
-	for i := range k.later {
-		p := &k.later[i]
-		if have, ok := out[p.Path]; ok {
-			out[p.Path] = append(have, p.Epoch)
+	for _, list := range k.later {
+		for i := range list {
+			p := &list[i]
+			if have, ok := out[p.Path]; ok {
+				out[p.Path] = append(have, p.Epoch)
+			}
 		}
 	}
 	return out
 }
 
 // KeepSIDs assigns no SID of the last compilation to another path or place, so that nodes can
-// hold both compilations. The same holds for SIDs of earlier paths that nodes still hold.
-func (k *Keyring) KeepSIDs(also ...Path) { k.keep, k.also = true, also }
+// hold both compilations. The same holds for SIDs of lists of earlier paths that nodes still hold.
+func (k *Keyring) KeepSIDs(also ...[]Path) { k.keep, k.also = true, also }
 
 // Rotate gives the paths of these chains the next epoch and fresh secrets without a change.
 func (k *Keyring) Rotate(chain func(name string) bool) { k.rotate = chain }
 
-// Beyond gives fresh secrets a later epoch than the same path has in any of these paths.
-func (k *Keyring) Beyond(paths ...Path) { k.later, k.beyond = paths, nil }
+// Beyond gives fresh secrets a later epoch than the same path has in any of these lists.
+func (k *Keyring) Beyond(paths ...[]Path) { k.later, k.beyond = paths, nil }
 
 // kept are the SIDs that nothing new may have.
 func (k *Keyring) kept() map[netip.Addr]bool {
@@ -108,9 +112,11 @@ func (k *Keyring) kept() map[netip.Addr]bool {
 			sids[h.SID] = true
 		}
 	}
-	for _, p := range k.also {
-		for _, h := range p.Hops[1:] {
-			sids[h.SID] = true
+	for _, list := range k.also {
+		for _, p := range list {
+			for _, h := range p.Hops[1:] {
+				sids[h.SID] = true
+			}
 		}
 	}
 	return sids

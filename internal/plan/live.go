@@ -73,7 +73,7 @@ func (l Live) Nodes() ([]Node, error) {
 type draining struct {
 	now   map[string]Node
 	old   []map[string]Node
-	stays []map[uint32]bool
+	stays []func(path uint32) bool
 }
 
 // on is a node's plan of Now, with the old paths whose packets may be under way.
@@ -119,45 +119,64 @@ func sameNode(o, n Node) error {
 	return nil
 }
 
-// staying are the paths of both.
-func staying(was, is *Domain) map[uint32]bool {
-	before := make(map[uint32]*Path, len(was.Paths))
-	for i := range was.Paths {
-		before[was.Paths[i].Path] = &was.Paths[i]
+// staying tells which paths of either are in both. It costs by what differs between the first and the last path that does.
+func staying(was, is *Domain) func(path uint32) bool {
+	before, now := differing(was.Paths, is.Paths)
+	if len(before)+len(now) == 0 {
+		return func(uint32) bool { return true }
 	}
-	stays := make(map[uint32]bool, len(is.Paths))
-	for i := range is.Paths {
-		p := &is.Paths[i]
-		if q := before[p.Path]; q != nil && q.direction() == p.direction() && q.sameWay(*p) {
-			stays[p.Path] = true
-		}
+	at := make(map[uint32]*Path, len(before))
+	goes := make(map[uint32]bool, len(before))
+	for i := range before {
+		at[before[i].Path], goes[before[i].Path] = &before[i], true
 	}
-	return stays
+	for i := range now {
+		p := &now[i]
+		q := at[p.Path]
+		goes[p.Path] = q == nil || q.direction() != p.direction() || !sameWay(q, p)
+	}
+	return func(path uint32) bool { return !goes[path] }
 }
 
 // Turning returns the paths of next that have another epoch in d, and the paths that are added
 // or removed (lossy): their packets are refused until all nodes have changed.
 func (d *Domain) Turning(next *Domain) (turning, lossy []Path) {
-	before := map[direction]Path{}
-	for _, p := range d.Paths {
-		before[p.direction()] = p
+	was, is := differing(d.Paths, next.Paths)
+	before := make(map[direction]*Path, len(was))
+	for i := range was {
+		before[was[i].direction()] = &was[i]
 	}
-	for _, p := range next.Paths {
+	for i := range is {
+		p := is[i]
 		q, ok := before[p.direction()]
 		delete(before, p.direction())
 		switch {
-		case !ok || !q.sameWay(p):
+		case !ok || !sameWay(q, &p):
 			lossy = append(lossy, p)
 		case q.Epoch != p.Epoch:
 			turning = append(turning, p)
 		}
 	}
-	for _, p := range d.Paths {
-		if _, gone := before[p.direction()]; gone {
-			lossy = append(lossy, p)
+	for i := range was {
+		if _, gone := before[was[i].direction()]; gone {
+			lossy = append(lossy, was[i])
 		}
 	}
 	return turning, lossy
+}
+
+// differing leaves the paths out at the beginning and at the end of both that stay as they are.
+func differing(was, is []Path) (_, _ []Path) {
+	same := func(p, q *Path) bool {
+		return p.Epoch == q.Epoch && sameWay(p, q) && p.direction() == q.direction()
+	}
+	for len(was) > 0 && len(is) > 0 && same(&was[0], &is[0]) {
+		was, is = was[1:], is[1:]
+	}
+	for len(was) > 0 && len(is) > 0 && same(&was[len(was)-1], &is[len(is)-1]) {
+		was, is = was[:len(was)-1], is[:len(is)-1]
+	}
+	return was, is
 }
 
 // Without returns the domain with these chains blocked: no node has a share of them, and their

@@ -25,7 +25,7 @@ func TestNoStepLosesAPacketOfAnyLiveEpoch(t *testing.T) {
 				last = made[i-1].Paths
 			}
 			keys := NewKeyring(random(uint64(i+1)), last)
-			keys.KeepSIDs(all...)
+			keys.KeepSIDs(all)
 			d, err := Compile(domains().Draw(t, "domain"), keys)
 			if err != nil {
 				t.Fatal(err)
@@ -165,9 +165,73 @@ func TestFreshSecretsGetAnEpochBeyondAllThatNodesHold(t *testing.T) {
 		for _, e := range c.held {
 			held = append(held, Path{PathID: PathID{Path: 7, Epoch: e}})
 		}
-		keys.Beyond(held...)
+		keys.Beyond(held)
 		if err := keys.secrets(&p); err != nil || p.Epoch != c.want {
 			t.Errorf("behind epoch %d, with %v held: %d, %v; want %d", c.last, c.held, p.Epoch, err, c.want)
 		}
+	}
+}
+
+// Of two compilations only the paths between the first and the last that differ are looked at. What turns, is lossy and stays is as if all were.
+func TestPathsOutsideOfTheDifferenceStay(t *testing.T) {
+	skipped := 0
+	rapid.Check(t, func(t *rapid.T) {
+		first := domains().Draw(t, "domain")
+		was, err := Compile(first, NewKeyring(random(1), nil))
+		if err != nil {
+			t.Skip(err)
+		}
+		next := edited(t, first, 0)
+		keys := NewKeyring(random(2), was.Paths)
+		if len(next.Chains) > 0 && rapid.Bool().Draw(t, "rotates") {
+			rotated := rapid.SampledFrom(next.Chains).Draw(t, "rotated").Name
+			keys.Rotate(func(chain string) bool { return chain == rotated })
+		}
+		is, err := Compile(next, keys)
+		if err != nil {
+			t.Skip(err)
+		}
+		if a, b := differing(was.Paths, is.Paths); len(a)+len(b) < len(was.Paths)+len(is.Paths) {
+			skipped++
+		}
+		find := func(d *Domain, like *Path) *Path {
+			for i := range d.Paths {
+				if d.Paths[i].direction() == like.direction() {
+					return &d.Paths[i]
+				}
+			}
+			return nil
+		}
+		var turning, lossy []Path
+		stays := map[uint32]bool{}
+		for i := range is.Paths {
+			p := &is.Paths[i]
+			switch q := find(was, p); {
+			case q == nil || !sameWay(q, p):
+				lossy = append(lossy, *p)
+			case q.Epoch != p.Epoch:
+				turning = append(turning, *p)
+				stays[p.Path] = true
+			default:
+				stays[p.Path] = true
+			}
+		}
+		for i := range was.Paths {
+			if find(is, &was.Paths[i]) == nil {
+				lossy = append(lossy, was.Paths[i])
+			}
+		}
+		gotTurning, gotLossy := was.Turning(is)
+		if !slices.EqualFunc(gotTurning, turning, Path.Equal) || !slices.EqualFunc(gotLossy, lossy, Path.Equal) {
+			t.Fatalf("%d turn and %d are lossy; want %d and %d", len(gotTurning), len(gotLossy), len(turning), len(lossy))
+		}
+		for _, p := range slices.Concat(was.Paths, is.Paths) {
+			if got := staying(was, is)(p.Path); got != stays[p.Path] {
+				t.Fatalf("%s stays: %t, want %t", p.PathID, got, stays[p.Path])
+			}
+		}
+	})
+	if skipped == 0 {
+		t.Error("in no case was a path left out")
 	}
 }

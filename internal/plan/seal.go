@@ -144,7 +144,7 @@ func (n Node) isGateway(function string) bool {
 
 // sameWay reports whether the paths of two compilations are one path, whose connections continue
 // in the next epoch: they have one name, and both are sealed or both are not.
-func (p Path) sameWay(q Path) bool {
+func sameWay(p, q *Path) bool {
 	return p.Path == q.Path && (p.Seal == nil) == (q.Seal == nil)
 }
 

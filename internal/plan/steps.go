@@ -36,15 +36,16 @@ func MakeSteps(last []Path, was []Node, next *Domain) (Steps, error) {
 	for _, p := range last {
 		before[p.direction()] = p
 	}
-	stays := map[uint32]bool{} // paths that were there, and are
+	both := map[uint32]bool{} // paths that were there, and are
+	stays := func(path uint32) bool { return both[path] }
 	for _, p := range next.Paths {
 		q, ok := before[p.direction()]
 		delete(before, p.direction())
-		if !ok || !q.sameWay(p) {
+		if !ok || !sameWay(&q, &p) {
 			s.Lossy = append(s.Lossy, p)
 			continue
 		}
-		stays[p.Path] = true
+		both[p.Path] = true
 		if q.Epoch != p.Epoch {
 			s.Turns = append(s.Turns, p)
 		}
@@ -92,7 +93,7 @@ func MakeSteps(last []Path, was []Node, next *Domain) (Steps, error) {
 }
 
 // bothEpochs is a node's plan until all nodes have the new epochs.
-func bothEpochs(o, n Node, stays map[uint32]bool) Node {
+func bothEpochs(o, n Node, stays func(path uint32) bool) Node {
 	b := withOld(o, n)
 	b.Headends = withOrigins(o.Headends, n.Headends)
 	// Packets that a function makes take paths of their own: those of the headends.
@@ -117,7 +118,7 @@ func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 }
 
 // turned is a node's plan while packets of the old epochs are under way.
-func turned(o, n Node, stays map[uint32]bool) Node {
+func turned(o, n Node, stays func(path uint32) bool) Node {
 	b := withOld(o, n)
 	b.Headends = withOrigins(n.Headends, o.Headends)
 	b.Endpoints = bothEndpoints(o, n)
@@ -127,7 +128,7 @@ func turned(o, n Node, stays map[uint32]bool) Node {
 
 // bothEgresses are the egresses of first, and of the other those of paths that stay, in epochs that first has not. These take the
 // packets that the path takes in first, if it is there.
-func bothEgresses(first, other []Egress, stays map[uint32]bool) []Egress {
+func bothEgresses(first, other []Egress, stays func(path uint32) bool) []Egress {
 	type epoch struct {
 		path  uint32
 		epoch uint8
@@ -142,7 +143,7 @@ func bothEgresses(first, other []Egress, stays map[uint32]bool) []Egress {
 	}
 	all := slices.Clone(first)
 	for i := range other {
-		if e := &other[i]; !stays[e.Path] || has[epoch{e.Path, e.Epoch}] {
+		if e := &other[i]; !stays(e.Path) || has[epoch{e.Path, e.Epoch}] {
 			continue
 		}
 		e := other[i]
