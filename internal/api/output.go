@@ -97,7 +97,7 @@ type ChainsOutput struct {
 // ControlChain is a chain as its controller sees it.
 type ControlChain struct {
 	Name   string `json:"name"`
-	State  string `json:"state"` // active, preparing or blocked
+	State  string `json:"state"` // active, preparing, degraded or blocked
 	Reason string `json:"reason"`
 	// Since when; null: before this controller began to lead.
 	Since *time.Time `json:"since"`

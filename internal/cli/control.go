@@ -505,8 +505,9 @@ kernel holds, WANTED the revision of the plan that the node should hold. A node 
 has acknowledged its plan; refusing, if it could not put the plan in force; incompatible, if its agent is too old for the plan, which is then not sent; away, without a connection (its data
 path stays in force); expected, before it has joined; or revoked.`
 
-	helpChains = `The chains of the controller's domain. A chain is active; preparing, until all of its nodes hold it;
-or blocked: it needs a node that was revoked, and its packets are refused at the egress.`
+	helpChains = `The chains of the controller's domain. A chain is active; preparing, until all of its nodes hold it; degraded, as long as a
+node on it is away, refuses its plan, does not know what is in it, or lacks parts of it: packets go on as the kernel of that node
+has it; or blocked: it needs a node that was revoked, and its packets are refused at the egress.`
 
 	helpChanges = `The change in progress, with a line for each node that it waits for. The step is prepare, until functions
 and egresses hold the new epochs, or turn, until headends send in them. A node that refuses its plan delays the change; SINCE

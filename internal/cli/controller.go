@@ -70,6 +70,9 @@ key, back up and restore into an empty one. Calls are logged on standard error (
 				listen = []string{"unix:" + defaultControllerSocket}
 			}
 			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			if err := controller.KeepFromDumps(); err != nil {
+				return err
+			}
 			var s store.Store
 			if records != "" {
 				if advertise, err = advertised(advertise, listen); err != nil {

@@ -104,7 +104,7 @@ func TestEventsHaveStatesChangesAndCalls(t *testing.T) {
 			t.Errorf("event %d is before the one before it: %v", i+1, events)
 		}
 	}
-	w.event(aboutNode, "r3", "-> "+nodeReady)
+	w.event(aboutNode, "r3", nodeReady) // what it was before may be over when somebody looks first
 	if n := w.describe("node", "r3").Nodes[0]; n.StateSince == nil {
 		t.Errorf("r3 is %s since nobody knows when", n.State)
 	}
@@ -307,4 +307,47 @@ func TestOnlyTheLastStreamSaysWhatANodeLacks(t *testing.T) {
 	if got := c.incompatible("r1"); !slices.Equal(got, []string{"gateway"}) {
 		t.Errorf("it lacks %q", got)
 	}
+}
+
+// A chain is degraded as long as a node on it is in trouble, and says which one and why; others are not.
+func TestAChainOfANodeInTroubleIsDegraded(t *testing.T) {
+	w, agents := domain(t)
+	agents["r4"] = w.join("r4")
+	w.until("mail", settled(w.apply(edit(file, "functions:\n", spareNode)+
+		`  - {name: mail, ingress: [r1], functions: [spare], egress: r3, match: {destination: "2001:db8:25::/48"}}`+"\n")))
+	w.until("drained", drained)
+	is := func(web, mail string) func(*v1.State) bool {
+		return func(s *v1.State) bool {
+			for _, ch := range s.Chains {
+				want, reason, _ := strings.Cut(map[string]string{"web": web, "mail": mail}[ch.Name], " ")
+				if ch.State != want || ch.Reason != reason {
+					return false
+				}
+			}
+			return len(s.Chains) == 2
+		}
+	}
+	w.until("all well", is(chainActive, chainActive))
+	agents["r4"].stop()
+	w.until("r4 is away", is(chainActive, chainDegraded+" node r4 is away: its agent has no connection"))
+	agents["r4"].run("")
+	r2 := agents["r2"]
+	r2.mu.Lock()
+	report := r2.inForce
+	r2.mu.Unlock()
+	report.Problems = []string{"interface r2-r1 is not there", "nor is r2-r3"}
+	r2.member.Report(report)
+	w.until("r2 lacks a part", is(chainDegraded+" node r2 holds not all of its plan: interface r2-r1 is not there", chainActive))
+	report.Problems, report.Warnings = nil, []string{"it is slow"}
+	r2.member.Report(report)
+	w.until("a warning is no trouble", is(chainActive, chainActive))
+	r2.refuse(everything)
+	w.rotate()
+	w.until("r2 refuses", is(chainDegraded+" node r2 is refusing: the kernel lacks something", chainActive))
+	events, _ := w.ctl.journal.about(func(e *v1.Event) bool { return e.Kind == aboutChain && strings.Contains(e.Text, chainDegraded) })
+	if len(events) != 0 { // a node's event says it
+		t.Errorf("events %v", events)
+	}
+	r2.refuse(nil)
+	w.until("drained", drained)
 }

@@ -3,6 +3,7 @@ package controller
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -355,6 +356,16 @@ func (s admin) CreateToken(ctx context.Context, r *connect.Request[v1.CreateToke
 		for hash, old := range v.tokens {
 			if now.After(old.Expires) {
 				t.Delete = append(t.Delete, keyTokens+hash)
+			}
+		}
+		used, err := s.c.store.Snapshot(ctx, keyJoined)
+		if err != nil {
+			return store.Txn{}, failed(err)
+		}
+		for _, key := range slices.Sorted(maps.Keys(used.Records)) {
+			var old joinedRecord
+			if json.Unmarshal(used.Records[key].Value, &old) != nil || now.After(old.Expires) {
+				t.Delete = append(t.Delete, key)
 			}
 		}
 		return t, nil

@@ -34,6 +34,8 @@ const (
 )
 
 const (
+	// caWarnBefore is how long before a root ends the controller tells of it.
+	caWarnBefore = 90 * 24 * time.Hour
 	// caRenewBefore is how long before a root ends the controller begins to replace it by itself.
 	caRenewBefore = 30 * 24 * time.Hour
 	// renewPerSecond is how many nodes are told to renew in a second.
@@ -203,7 +205,18 @@ func (c *Controller) advanceCA(ctx context.Context, v *view) (did bool, wake tim
 		return true, time.Time{}, nil
 	}
 	if a.record.Next == nil && a.record.Old == nil {
-		wake = a.roots[0].NotAfter.Add(-caRenewBefore)
+		ends := a.roots[0].NotAfter
+		if wake = ends.Add(-caWarnBefore); c.cfg.Now().Before(wake) {
+			return false, wake, nil
+		}
+		wake = ends.Add(-caRenewBefore)
+		if c.warnedOf != a.revision {
+			c.warnedOf = a.revision
+			text := fmt.Sprintf("the root ends on %s, and is replaced by itself from %s on; operators need new files then, and nodes that are away until it ends have to join anew: replace it while all are there, with waystamp controller rotate-ca",
+				ends.UTC().Format(time.DateOnly), wake.UTC().Format(time.DateOnly))
+			c.cfg.Log.Warn(text)
+			c.journal.add(c.cfg.Now(), aboutChange, "root", text)
+		}
 		if c.cfg.Now().Before(wake) || !v.state.Restored.IsZero() {
 			return false, wake, nil
 		}

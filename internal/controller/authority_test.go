@@ -171,6 +171,35 @@ func TestTheCAIsReplacedBeforeItEndsAndWithoutWhomWasRevoked(t *testing.T) {
 	}
 }
 
+// The controller tells three months before a root ends, once, and does nothing yet.
+func TestTheEndOfARootIsToldBefore(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	tells := func() []*v1.Event {
+		events, _ := w.ctl.journal.about(func(e *v1.Event) bool { return e.Kind == aboutChange && e.Name == "root" })
+		return events
+	}
+	at := func(before time.Duration) {
+		w.stop()
+		w.now = func() time.Time { return time.Now().Add(identity.CAValid - before) }
+		w.start()
+		w.must((&fake{w: w, dir: t.TempDir()}).try(w.token("r1"), "r1")) // the loop looks at all after each change
+	}
+	at(caWarnBefore + time.Hour)
+	w.until("one root", rootsAre("signs"))
+	if e := tells(); len(e) != 0 {
+		t.Errorf("it tells %v", e)
+	}
+	at(caWarnBefore - time.Hour)
+	events := w.event(aboutChange, "root", "waystamp controller rotate-ca")
+	w.must((&fake{w: w, dir: t.TempDir()}).try(w.token("r1"), "r1"))
+	w.must((&fake{w: w, dir: t.TempDir()}).try(w.token("r2"), "r2"))
+	w.until("one root", rootsAre("signs"))
+	if e := tells(); len(e) != 1 || len(events) == 0 {
+		t.Errorf("it tells %v", e)
+	}
+}
+
 // A root that ends while a node is away takes no other node along: those who trust the next one go on.
 func TestARootThatEndsWaitsForNobody(t *testing.T) {
 	w := newWorld(t)

@@ -120,7 +120,7 @@ func Restore(ctx context.Context, s store.Store, b []byte) (r Restored, err erro
 		return r, err
 	}
 	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(f.Records)), func(key string) bool {
-		return key == keyState || strings.HasPrefix(key, keyTokens) ||
+		return key == keyState || strings.HasPrefix(key, keyTokens) || strings.HasPrefix(key, keyJoined) ||
 			strings.HasPrefix(key, keyNodes) && (strings.HasSuffix(key, "/"+partAck) || strings.HasSuffix(key, "/"+partHeld))
 	})
 	for batch := range slices.Chunk(keys, restoreBatch) {

@@ -70,6 +70,7 @@ type Controller struct {
 	// Of the loop alone:
 	failed   string // the attempt to begin that was in vain
 	watchful bool   // a node whose connection ends makes something due
+	warnedOf uint64 // the revision of the CA of whose end was told
 
 	counted *metrics.Set // what only grows
 

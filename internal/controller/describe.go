@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -28,6 +29,7 @@ const (
 
 	chainActive    = "active"
 	chainPreparing = "preparing" // not all of its nodes hold it yet
+	chainDegraded  = "degraded"  // it carries packets as far as is known, and one of its nodes is in trouble
 	chainBlocked   = "blocked"   // it carries nothing
 
 	epochPreparing = "preparing"
@@ -157,6 +159,13 @@ func (c *Controller) describeChains(ctx context.Context, v *view, out *v1.State)
 	if err != nil {
 		return err
 	}
+	trouble := map[string]string{} // by node
+	for _, n := range out.Nodes {
+		if why := troubleOf(n, v.acks[n.Name].Problems); why != "" {
+			trouble[n.Name] = why
+		}
+	}
+	degraded := troubled(now.domain.Paths, trouble)
 	seen := map[string]bool{}
 	for _, g := range []*generation{now, next} {
 		for _, p := range g.domain.Paths {
@@ -179,6 +188,8 @@ func (c *Controller) describeChains(ctx context.Context, v *view, out *v1.State)
 					all = append(all, behind[name])
 				}
 				ch.Reason = waitsFor(all)
+			case degraded[p.Chain] != "":
+				ch.State, ch.Reason = chainDegraded, degraded[p.Chain]
 			}
 			out.Chains = append(out.Chains, ch)
 		}
@@ -234,6 +245,38 @@ func (c *Controller) waiting(v *view, name string, in step, since time.Time, con
 		w.Since = n.Since
 	}
 	return w
+}
+
+// troubleOf is why chains that pass a node may not be as they shall; "": they are. parts are those of its plan that its kernel does not hold.
+func troubleOf(n *v1.NodeState, parts []string) string {
+	switch {
+	case n.State == nodeAway || n.State == nodeRefusing || n.State == nodeIncompatible:
+		return fmt.Sprintf("node %s is %s: %s", n.Name, n.State, n.Reason)
+	case n.State != nodeRevoked && len(parts) > 0:
+		return fmt.Sprintf("node %s holds not all of its plan: %s", n.Name, parts[0])
+	}
+	return ""
+}
+
+// troubled are the chains that pass such nodes, with the trouble of the first one.
+func troubled(paths []plan.Path, trouble map[string]string) map[string]string {
+	if len(trouble) == 0 {
+		return nil
+	}
+	out := map[string]string{}
+	for i := range paths {
+		p := &paths[i]
+		if out[p.Chain] != "" {
+			continue
+		}
+		for _, in := range p.Ingress {
+			out[p.Chain] = cmp.Or(out[p.Chain], trouble[in.Node])
+		}
+		for _, h := range p.Hops {
+			out[p.Chain] = cmp.Or(out[p.Chain], trouble[h.Node])
+		}
+	}
+	return out
 }
 
 // among are those of some nodes that a path passes.

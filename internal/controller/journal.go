@@ -96,6 +96,10 @@ func (j *journal) observe(now time.Time, s *v1.State) {
 		next := stateSince{state: state}
 		if j.seen {
 			next.since = now
+		}
+		// A node in trouble has an event of its own, and may be on thousands of chains.
+		degrades := kind == aboutChain && (state == chainDegraded && have.state == chainActive || state == chainActive && have.state == chainDegraded)
+		if j.seen && !degrades {
 			text := state
 			if ok {
 				text = have.state + " -> " + state

@@ -3,6 +3,8 @@ package controller
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -247,4 +249,73 @@ func TestAChangeIsBegunWhenTheStoreGoesAgain(t *testing.T) {
 	if s := w.until("settled", settled(serial)); s.Problem != "" {
 		t.Errorf("the problem is %q", s.Problem)
 	}
+}
+
+// A node whose answer was lost joins again with the token and the key that it has on disk. Nobody else does, and it does not when the token has expired,
+// another machine has joined under its name, or it was revoked.
+func TestANodeWhoseAnswerWasLostJoinsAgain(t *testing.T) {
+	w := newWorld(t)
+	now := time.Now()
+	w.now = func() time.Time { return now }
+	w.start()
+	errLost := errors.New("the answer is lost")
+	loses := func(dir, token string, lost bool) error {
+		m, err := member.Open(member.Config{Controllers: []string{w.listen}, Token: token, Dir: dir, Node: "r1", Now: w.now, Transport: func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				answer, err := next.RoundTrip(r)
+				if err == nil && lost {
+					answer.Body.Close()
+					return nil, errLost
+				}
+				return answer, err
+			})
+		}})
+		w.must(err)
+		return m.Join(t.Context())
+	}
+	refused := func(what, dir, token string) {
+		t.Helper()
+		if err := loses(dir, token, false); code(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "not valid") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	first, token := t.TempDir(), w.token("r1")
+	if err := loses(first, token, true); err == nil || !strings.Contains(err.Error(), errLost.Error()) {
+		t.Fatalf("the first answer: %v", err)
+	}
+	refused("another machine, with the token", t.TempDir(), token)
+	if err := loses(first, token, true); err == nil || !strings.Contains(err.Error(), errLost.Error()) {
+		t.Fatalf("the second answer: %v", err)
+	}
+	w.must(loses(first, token, false))
+	m, err := member.Open(member.Config{Controllers: []string{w.listen}, Dir: first, Node: "r1", Now: w.now})
+	w.must(err)
+	w.must(m.Call(t.Context()))
+	if _, err := os.Stat(filepath.Join(first, "joining.json")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file with the key to join with: %v", err)
+	}
+
+	lost := func() (dir, token string) {
+		t.Helper()
+		dir, token = t.TempDir(), w.token("r1")
+		if err := loses(dir, token, true); !strings.Contains(err.Error(), errLost.Error()) {
+			t.Fatal(err)
+		}
+		return dir, token
+	}
+	before, beforeToken := lost()
+	late, lateToken := lost()
+	refused("another machine has joined since", before, beforeToken)
+	now = now.Add(tokenValid + time.Second)
+	refused("the token has expired", late, lateToken)
+	w.token("r2") // and what is kept of it goes
+	snap, err := w.store.Snapshot(t.Context(), keyJoined)
+	w.must(err)
+	if len(snap.Records) != 0 {
+		t.Errorf("%d records of tokens that have expired", len(snap.Records))
+	}
+	out, outToken := lost()
+	_, err = w.admin.Revoke(t.Context(), connect.NewRequest(&v1.RevokeRequest{Node: "r1"}))
+	w.must(err)
+	refused("it was revoked", out, outToken)
 }

@@ -36,7 +36,7 @@ var Metrics = metrics.Table{
 	{Name: metricWaiting, Type: metrics.Gauge, Help: "Nodes that are waited for, by the step or by a turn that another change went over."},
 	{Name: metricNodes, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Nodes, by state: ready, behind, refusing, incompatible, away, expected or revoked."},
 	{Name: metricConnected, Type: metrics.Gauge, Help: "Nodes that have a connection on which plans come."},
-	{Name: metricChains, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Chains, by state: active, preparing or blocked."},
+	{Name: metricChains, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Chains, by state: active, preparing, degraded or blocked."},
 	{Name: metricEpochs, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Epochs of paths that nodes hold, by state: active, preparing or draining."},
 	{Name: metricCommits, Type: metrics.Counter, Labels: []string{"commit"}, Help: "Steps of changes that this controller has recorded: begin, turn, settle, erase, forget, exclude, resume, rotate or problem. On every controller."},
 	{Name: metricTook, Type: metrics.Summary, Labels: []string{"step"}, Help: "How long steps have taken that this controller has ended. On every controller."},
@@ -89,7 +89,7 @@ func (c *Controller) gauges(ctx context.Context) (*metrics.Set, error) {
 			yield(n.State)
 		}
 	})
-	count(metricChains, []string{chainActive, chainPreparing, chainBlocked}, func(yield func(string)) {
+	count(metricChains, []string{chainActive, chainPreparing, chainDegraded, chainBlocked}, func(yield func(string)) {
 		for _, ch := range d.Chains {
 			yield(ch.State)
 		}

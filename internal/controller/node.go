@@ -103,8 +103,11 @@ func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*co
 	if have, err := s.c.store.Snapshot(ctx, keyTokens+hash); err != nil {
 		return nil, failed(err)
 	} else if len(have.Records) == 0 {
-		s.c.limits.failedJoin(s.c.cfg.Now(), from)
-		return nil, connect.NewError(connect.CodePermissionDenied, errToken)
+		answer, err := s.joinAgain(ctx, hash, r.Msg)
+		if errors.Is(err, errToken) {
+			s.c.limits.failedJoin(s.c.cfg.Now(), from)
+		}
+		return answer, err
 	}
 	key, err := identity.RequestedKey(r.Msg.CertificateRequest)
 	if err != nil {
@@ -146,8 +149,11 @@ func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*co
 	// What the machine before acknowledged says nothing about this one.
 	if _, err := s.c.store.Commit(ctx, store.Txn{
 		// Not with the roots of before, of which nobody would know that it has them alone.
-		If:     []store.Condition{v.at(keyTokens + hash), v.at(keyNode(token.Node, partID)), {Key: keyCA, Revision: authority.revision}},
-		Put:    map[string][]byte{keyNode(token.Node, partID): encode(n)},
+		If: []store.Condition{v.at(keyTokens + hash), v.at(keyNode(token.Node, partID)), {Key: keyCA, Revision: authority.revision}},
+		Put: map[string][]byte{
+			keyNode(token.Node, partID): encode(n),
+			keyJoined + hash:            encode(joinedRecord{Node: token.Node, Key: keyID, Expires: token.Expires}),
+		},
 		Delete: []string{keyTokens + hash, keyNode(token.Node, partAck), keyNode(token.Node, partRoots)},
 	}); errors.Is(err, store.ErrConflict) {
 		if err := s.c.reloadCA(ctx); err != nil {
@@ -162,6 +168,52 @@ func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*co
 	}
 	s.c.journal.add(now, aboutCall, "Join", token.Node)
 	s.c.note(auditLine{Who: "a token", From: callerOf(ctx).remote, Via: callerOf(ctx).via, Call: waystampv1connect.NodeJoinProcedure, About: token.Node + " with key " + keyID, Result: "joined"}, true)
+	return connect.NewResponse(&v1.JoinResponse{Certificates: [][]byte{der}, Roots: authority.der()}), nil
+}
+
+// joinAgain answers a node that has joined with this token, and asks again with the same key: the answer may have been lost. For anybody else the token was used.
+func (s node) joinAgain(ctx context.Context, hash string, r *v1.JoinRequest) (*connect.Response[v1.JoinResponse], error) {
+	used := connect.NewError(connect.CodePermissionDenied, errToken)
+	snap, err := s.c.store.Snapshot(ctx, keyJoined+hash)
+	if err != nil {
+		return nil, failed(err)
+	}
+	have, ok := snap.Records[keyJoined+hash]
+	if !ok {
+		return nil, used
+	}
+	var joined joinedRecord
+	if err := json.Unmarshal(have.Value, &joined); err != nil {
+		return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("the record of a token that was used is damaged: %w", err))
+	}
+	key, err := identity.RequestedKey(r.CertificateRequest)
+	if err != nil {
+		return nil, used
+	}
+	keyID, err := identity.KeyID(key)
+	now := s.c.cfg.Now()
+	if err != nil || keyID != joined.Key || now.After(joined.Expires) || r.Node != "" && r.Node != joined.Node {
+		return nil, used
+	}
+	n, err := s.c.node(ctx, joined.Node)
+	if err != nil {
+		return nil, err
+	}
+	if n.Key != keyID || n.Revoked { // it has joined with another token since, or is out
+		return nil, used
+	}
+	if !s.c.limits.mayRenew(now, joined.Node) {
+		return nil, refuse(connect.CodeResourceExhausted, "node %s has had %d certificates within minutes; it gets another one each %s", joined.Node, renewMost, renewEvery)
+	}
+	authority, err := s.c.currentCA(ctx)
+	if err != nil {
+		return nil, failed(err)
+	}
+	der, err := authority.ca.Issue(identity.ID{Node: joined.Node}, key, now)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	s.c.note(auditLine{Who: "a token", From: callerOf(ctx).remote, Via: callerOf(ctx).via, Call: waystampv1connect.NodeJoinProcedure, About: joined.Node + " with key " + keyID, Result: "joined again"}, true)
 	return connect.NewResponse(&v1.JoinResponse{Certificates: [][]byte{der}, Roots: authority.der()}), nil
 }
 

@@ -30,6 +30,7 @@ const (
 	keyGenerations = "generation/"       // number
 	keyParts       = "part/"             // number/part of a generation
 	keyPlans       = "plan/"             // node
+	keyJoined      = "joined/"           // hash of the secret of a token that was used
 	keyRestoring   = "restoring"         // while a restore is not through
 )
 
@@ -230,6 +231,13 @@ type tokenRecord struct {
 	Node      string    `json:"node"`
 	Expires   time.Time `json:"expires"`
 	Reinstate bool      `json:"reinstate,omitempty"`
+}
+
+// joinedRecord is who has joined with a token, until the token would have expired: the answer may have been lost.
+type joinedRecord struct {
+	Node    string    `json:"node"`
+	Key     string    `json:"key"` // its identity.KeyID
+	Expires time.Time `json:"expires"`
 }
 
 // operatorRecord is who may call Admin over TLS.

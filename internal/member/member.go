@@ -623,8 +623,45 @@ func (m *Member) tls(id *nodeIdentity) *tls.Config {
 		}, m.cfg.Now)
 }
 
-func (m *Member) join(ctx context.Context, token identity.Token) (*nodeIdentity, error) {
+// joiningFile is the key of a node that has asked for its first certificate. If the answer is lost, it asks again with the same key and token.
+type joiningFile struct {
+	Token string `json:"token"` // its hash
+	Key   []byte `json:"key"`   // RFC 5915
+}
+
+func (m *Member) joiningPath() string { return filepath.Join(m.cfg.Dir, "joining.json") }
+
+// joiningKey is the key to join with: that of an earlier attempt with the token, or one that is on disk from now on.
+func (m *Member) joiningKey(token identity.Token) (*ecdsa.PrivateKey, error) {
+	hash := identity.HashToken(token.Secret)
+	if b, err := planfile.Read(m.joiningPath()); err == nil {
+		var f joiningFile
+		if json.Unmarshal(b, &f) == nil && f.Token == hash {
+			if key, err := x509.ParseECPrivateKey(f.Key); err == nil {
+				return key, nil
+			}
+		}
+	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(joiningFile{hash, der})
+	if err != nil {
+		return nil, err
+	}
+	if err := replace(m.joiningPath(), b); err != nil {
+		return nil, fmt.Errorf("keep the node's key: %w", err)
+	}
+	return key, nil
+}
+
+func (m *Member) join(ctx context.Context, token identity.Token) (*nodeIdentity, error) {
+	key, err := m.joiningKey(token)
 	if err != nil {
 		return nil, err
 	}
@@ -642,7 +679,14 @@ func (m *Member) join(ctx context.Context, token identity.Token) (*nodeIdentity,
 	if err != nil {
 		return nil, err
 	}
-	return m.take(answer.Msg.Certificates, answer.Msg.Roots, identityFile{Key: der, Token: identity.HashToken(token.Secret)})
+	id, err := m.take(answer.Msg.Certificates, answer.Msg.Roots, identityFile{Key: der, Token: identity.HashToken(token.Secret)})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(m.joiningPath()); err != nil {
+		m.cfg.Log.Error("the key to join with is kept in two files", "err", err)
+	}
+	return id, nil
 }
 
 func (m *Member) take(certificates, roots [][]byte, f identityFile) (*nodeIdentity, error) {

@@ -20,6 +20,16 @@ type controlled struct {
 	dir     string
 	process *process
 	agents  map[string]*process
+	lasts   context.Context // of processes that run for longer than others; nil: none does
+}
+
+// until is when a process ends that is not ended before.
+func (c *controlled) until() context.Context {
+	c.t.Helper()
+	if c.lasts != nil {
+		return c.lasts
+	}
+	return soon(c.t)
 }
 
 func buildControlled(t *testing.T, text string) *controlled {
@@ -51,7 +61,8 @@ func (c *controlled) close() {
 
 func (c *controlled) start() {
 	c.t.Helper()
-	c.process = start(c.t, "controller", "--data", filepath.Join(c.dir, "data"), "--seal-key", filepath.Join(c.dir, "seal.key"), "--listen", "unix:"+filepath.Join(c.dir, "operators"), "--listen", "tls+unix:"+filepath.Join(c.dir, "nodes"))
+	c.process = prepared(c.until(), c.t, []string{"controller", "--data", filepath.Join(c.dir, "data"), "--seal-key", filepath.Join(c.dir, "seal.key"), "--listen", "unix:" + filepath.Join(c.dir, "operators"), "--listen", "tls+unix:" + filepath.Join(c.dir, "nodes")})
+	must(c.t, c.process.cmd.Start())
 	eventually(c.t, func() error {
 		// It is an operator's command that says whether it answers.
 		if r := c.run("get", "nodes"); r.code != 0 {
@@ -94,7 +105,7 @@ func (c *controlled) agent(name, token string) {
 	if token != "" {
 		args = append(args, "--join", token)
 	}
-	p := prepared(soon(c.t), c.t, args)
+	p := prepared(c.until(), c.t, args)
 	must(c.t, c.ns(name).Do(p.cmd.Start))
 	c.agents[name] = p
 }
@@ -291,5 +302,32 @@ func TestALabWithAControllerByCommands(t *testing.T) {
 	leavesNothing(t, runDir, prefix)
 	if r := run(t, "get", "nodes", "--controller", address); r.code == 0 {
 		t.Errorf("the controller of a lab that is down answers: %s", r)
+	}
+}
+
+// The kernel dumps no memory of a controller, and shows it to no other process of its user: what it has in /proc is root's.
+func TestAControllersMemoryIsNotDumped(t *testing.T) {
+	t.Parallel()
+	const nobody = 65534
+	dir := newDir(t)
+	must(t, os.Chown(dir, nobody, nobody))
+	p := prepared(soon(t), t, []string{"controller", "--data", filepath.Join(dir, "data"), "--listen", "unix:" + filepath.Join(dir, "operators")})
+	p.cmd.Dir = "/"
+	p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+	must(t, p.cmd.Start())
+	eventually(t, func() error {
+		if !strings.Contains(p.stdout.String(), `{"ready":true}`) {
+			return fmt.Errorf("it is not ready: %s", p.stderr)
+		}
+		return nil
+	})
+	info, err := os.Stat(fmt.Sprintf("/proc/%d/environ", p.cmd.Process.Pid))
+	must(t, err)
+	if uid := info.Sys().(*syscall.Stat_t).Uid; uid != 0 {
+		t.Errorf("what is in /proc of it belongs to user %d", uid)
+	}
+	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	if r := p.wait(); r.code != 0 {
+		t.Error(r)
 	}
 }

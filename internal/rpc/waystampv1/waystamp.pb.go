@@ -1442,7 +1442,7 @@ func (x *NodeState) GetStateSince() *timestamppb.Timestamp {
 type ChainState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // active, preparing or blocked
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // active, preparing, degraded or blocked
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"` // not set: it was so when this controller began to lead
 	unknownFields protoimpl.UnknownFields
