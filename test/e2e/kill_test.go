@@ -44,7 +44,9 @@ const (
 	controlTime = time.Minute
 )
 
-func (w *world) ticking(from, to string) *ticking {
+func (w *world) ticking(from, to string) *ticking { return w.tickingEvery(from, to, tickEvery) }
+
+func (w *world) tickingEvery(from, to string, every time.Duration) *ticking {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
 	stop := context.AfterFunc(interrupted, cancel)
@@ -63,7 +65,7 @@ func (w *world) ticking(from, to string) *ticking {
 		d.out, err = net.DialUDP("udp", nil, d.in.LocalAddr().(*net.UDPAddr))
 		return err
 	}))
-	go func() { d.sent <- d.send(ctx) }()
+	go func() { d.sent <- d.send(ctx, every) }()
 	go func() { d.ended <- d.receive() }()
 	w.t.Cleanup(func() {
 		stop()
@@ -74,8 +76,8 @@ func (w *world) ticking(from, to string) *ticking {
 	return d
 }
 
-func (d *ticking) send(ctx context.Context) error {
-	tick := time.NewTicker(tickEvery)
+func (d *ticking) send(ctx context.Context, every time.Duration) error {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	b := make([]byte, 100)
 	for ctx.Err() == nil {

@@ -56,7 +56,10 @@ const (
 	streamEvery = 2 * time.Millisecond
 )
 
-func (w *world) stream(from, to string) *stream {
+func (w *world) stream(from, to string) *stream { return w.streamEvery(from, to, streamEvery) }
+
+// streamEvery is stream with another time between its pieces.
+func (w *world) streamEvery(from, to string, every time.Duration) *stream {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
 	stop := context.AfterFunc(interrupted, cancel)
@@ -78,7 +81,7 @@ func (w *world) stream(from, to string) *stream {
 	conn, err := l.Accept()
 	must(w.t, err)
 	s.out = conn.(*net.TCPConn)
-	go func() { s.sent <- s.send(ctx, content.Reader()) }()
+	go func() { s.sent <- s.send(ctx, content.Reader(), every) }()
 	go func() { s.ended <- s.receive(content.Reader()) }()
 	w.t.Cleanup(func() {
 		stop()
@@ -89,8 +92,8 @@ func (w *world) stream(from, to string) *stream {
 	return s
 }
 
-func (s *stream) send(ctx context.Context, content io.Reader) error {
-	tick := time.NewTicker(streamEvery)
+func (s *stream) send(ctx context.Context, content io.Reader, every time.Duration) error {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if _, err := io.CopyN(s.out, content, streamPiece); err != nil {
