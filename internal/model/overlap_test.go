@@ -180,3 +180,40 @@ func said(list []Overlap) (out []string) {
 	}
 	return out
 }
+
+// Some chains are held against all others, though most of these are passed over by their destination alone.
+func TestSomeOverlapFindsWhatEachPairHas(t *testing.T) {
+	found, none := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		prefixes := []string{"", "2001:db8::/32", "2001:db8:1::/48", "2001:db8:1:1::/64", "2001:db8:1:1::/120", "2001:db8:1:2::/64", "2001:db8:2::/64", "192.0.2.0/24", "192.0.2.128/25", "198.51.100.0/24"}
+		var chains []Chain
+		for i := range rapid.IntRange(1, 6).Draw(t, "chains") {
+			c := Chain{Name: fmt.Sprint("c", i), Ingress: []string{rapid.SampledFrom([]string{"r1", "r2"}).Draw(t, "ingress")}, Functions: []string{"fw"}, Egress: "r6", Both: rapid.Bool().Draw(t, "both")}
+			if d := rapid.SampledFrom(prefixes).Draw(t, "destination"); d != "" {
+				c.Match.Destination = netip.MustParsePrefix(d)
+			}
+			if s := rapid.SampledFrom(prefixes[:7]).Draw(t, "source"); s != "" && !c.Match.Is4() {
+				c.Match.Source = netip.MustParsePrefix(s)
+			}
+			chains = append(chains, c)
+		}
+		some := []int{rapid.IntRange(0, len(chains)-1).Draw(t, "some")}
+		want := false
+		for _, i := range some {
+			for j := range chains {
+				want = want || i != j && CheckOverlap(chains[max(i, j)], chains[min(i, j)]) != nil
+			}
+		}
+		if got := SomeOverlap(chains, some); got != want {
+			t.Fatalf("chain %d of %+v: some overlap: %t, want %t", some[0], chains, got, want)
+		}
+		if want {
+			found++
+		} else {
+			none++
+		}
+	})
+	if found == 0 || none == 0 {
+		t.Errorf("%d overlap and %d do not", found, none)
+	}
+}
