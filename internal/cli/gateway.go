@@ -44,7 +44,8 @@ it is refused, and what of each rule it does not match. The code is that of the
 gateway. Nothing is sent.
 
 The files that clients name (ca, crl) are read from the folder of the domain file, or
-from --files. The client's key is not asked for.
+from --files. The client's key is not asked for. No responder of OCSP is asked whether the
+certificate is revoked.
 
 For a service with protocol tls there is no request: rules look at the identity and the host.
 For a proxy (mode: connect) --host is what the client asks for, with its port.
@@ -187,6 +188,8 @@ type gatewayExplainView struct {
 	Why      string               `json:"why,omitempty"`
 	Rules    []gatewayExplainRule `json:"rules,omitempty"` // those that were looked at
 
+	// Unasked: the gateway asks a responder of OCSP about the certificate, and this command has not.
+	Unasked bool     `json:"responder_unasked,omitempty"`
 	Readers []string `json:"readers,omitempty"` // that have the request in clear
 
 	functions []string
@@ -218,7 +221,7 @@ func (o *gatewayExplain) explain(d model.Domain, s model.Service, header http.He
 	if err != nil {
 		return v, err
 	}
-	v.Identity, v.Path = x.Identity, x.Path
+	v.Identity, v.Path, v.Unasked = x.Identity, x.Path, x.Unasked
 	for i, misses := range x.Misses {
 		v.Rules = append(v.Rules, gatewayExplainRule{Rule: i + 1, Chain: s.Rules[i].Chain, Misses: misses, who: s.Rules[i].Who})
 	}
@@ -260,6 +263,9 @@ func (v gatewayExplainView) table(w io.Writer) error {
 			client = "not known"
 		}
 		fmt.Fprintf(&b, "client    %s (certificate %s, valid until %s)\n", client, v.Serial, v.Until.Format(time.RFC3339))
+		if v.Unasked {
+			b.WriteString("revoked   not asked here: the gateway asks a responder of OCSP as well\n")
+		}
 	}
 	path := v.Path
 	if path == "" {

@@ -156,6 +156,20 @@ decision  refused (path-ambiguous): the path has an encoded slash
 		t.Errorf("by a chain that dpi reads: exit code %d, %q\n%s\nwant: %s", code, stderr, stdout, want)
 	}
 
+	// A responder that the gateway would ask is not asked here, which is said.
+	text, err = os.ReadFile(filepath.Join(folder, "domain.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := strings.Replace(string(text), "revocation: {crl: staff.crl, older-than: 24h}", "revocation: {ocsp: true}", 1)
+	if err := os.WriteFile(filepath.Join(folder, "asked.yaml"), []byte(asked), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr, code = explain("-f", filepath.Join(folder, "asked.yaml"), "--cert", filepath.Join(folder, "alice.pem"))
+	if want := "\nrevoked   not asked here"; code != command.ExitDone || stderr != "" || asked == string(text) || !strings.Contains(stdout, want) {
+		t.Errorf("with a responder: exit code %d, %q\n%s\nwant: %s", code, stderr, stdout, want)
+	}
+
 	stdout, _, code = explain("-o", "json", "--header", "X-A: b")
 	var v struct {
 		Allowed bool

@@ -37,11 +37,12 @@ type Clients struct {
 	kind          model.IdentityKind
 	within        string
 	lifetime      time.Duration // 0: any
-	revocations   *Revocations  // nil: short lives alone
+	revocations   *Revocations  // nil: no lists
+	statuses      *Statuses     // nil: responders of OCSP are not asked
 }
 
 // NewClients takes the authorities of a CA file. Those that have signed themselves are trusted, and
-// the others complete chains to them. lists may be nil if the clients' lifetime is bounded.
+// the others complete chains to them. lists may be nil if the clients' lifetime is bounded, or responders of OCSP are asked.
 func NewClients(c model.Clients, authorities []*x509.Certificate, lists *Revocations) (*Clients, error) {
 	out := &Clients{
 		name: c.Name, roots: x509.NewCertPool(), intermediates: x509.NewCertPool(), authorities: authorities,
@@ -64,8 +65,10 @@ func NewClients(c model.Clients, authorities []*x509.Certificate, lists *Revocat
 	switch {
 	case trusted == 0:
 		return nil, errors.New("no certificate of the CA file has signed itself; add the root")
-	case lists == nil && c.Lifetime == 0:
-		return nil, errors.New("nothing ends what a stolen key may do; give a list of revoked certificates, or bound their lifetime")
+	case lists == nil && c.Lifetime == 0 && !c.OCSP:
+		return nil, errors.New("nothing ends what a stolen key may do; give a list of revoked certificates, have responders asked (OCSP), or bound their lifetime")
+	case c.OCSP:
+		out.statuses = newStatuses(c.Name, c.OlderThan)
 	}
 	all.Sum(out.fingerprint[:0])
 	return out, nil
@@ -118,6 +121,7 @@ type standing struct {
 	lists       uint64 // generation of the lists of revoked certificates
 	from, until time.Time
 	chains      chains
+	rests       []rest // answers of responders
 }
 
 // chains are those of a certificate, whose signatures were verified.
@@ -128,8 +132,14 @@ type chains struct {
 }
 
 // holds reports whether a certificate that was verified would be again, with the same result: its authorities and the lists are the
-// same, and none of them, and no certificate, has come to its end since, nor has the clock gone back behind the verification.
+// same, and so are the answers of responders; none of them, and no certificate, has come to its end since, nor has the clock gone back
+// behind the verification.
 func (s standing) holds(c *Clients, now time.Time) bool {
+	for _, r := range s.rests {
+		if !r.holds(now) {
+			return false
+		}
+	}
 	return s.clients == c && (c.revocations == nil || s.lists == c.revocations.generation.Load()) && !now.Before(s.from) && !now.After(s.until)
 }
 
@@ -142,71 +152,72 @@ func (c *Clients) verify(shown []*x509.Certificate, now time.Time, before standi
 	}
 	if k := before.chains; k.list != nil && k.authorities == c.fingerprint && !now.Before(k.from) && !now.After(k.until) {
 		s.chains = k
-		if who, s.until, err = c.verifyUntil(shown, now, &s.chains); err == nil {
+		if who, s.until, s.rests, err = c.verifyUntil(shown, now, &s.chains); err == nil {
 			return who, s, nil
 		}
 		s.chains = chains{} // another chain may have become good meanwhile
 	}
-	who, s.until, err = c.verifyUntil(shown, now, &s.chains)
+	who, s.until, s.rests, err = c.verifyUntil(shown, now, &s.chains)
 	return who, s, err
 }
 
-// verifyUntil is Verify, and when at the latest the certificate is to be verified again. It finds the chains, unless they are known.
-func (c *Clients) verifyUntil(shown []*x509.Certificate, now time.Time, known *chains) (who string, until time.Time, err error) {
+// verifyUntil is Verify, when at the latest the certificate is to be verified again, and what of responders that rests on. It finds the
+// chains, unless they are known.
+func (c *Clients) verifyUntil(shown []*x509.Certificate, now time.Time, known *chains) (who string, until time.Time, rests []rest, err error) {
 	if len(shown) == 0 {
-		return "", until, refuse(CertMissing, "the client shows no certificate")
+		return "", until, nil, refuse(CertMissing, "the client shows no certificate")
 	}
 	if len(shown) > chainMax {
-		return "", until, refuse(CertUntrusted, "the client shows %d certificates; at most %d are read", len(shown), chainMax)
+		return "", until, nil, refuse(CertUntrusted, "the client shows %d certificates; at most %d are read", len(shown), chainMax)
 	}
 	for _, s := range shown {
 		if len(s.Raw) > certificateMax {
-			return "", until, refuse(CertUntrusted, "a certificate has %d bytes; at most %d are read", len(s.Raw), certificateMax)
+			return "", until, nil, refuse(CertUntrusted, "a certificate has %d bytes; at most %d are read", len(s.Raw), certificateMax)
 		}
 		if n := len(s.DNSNames) + len(s.EmailAddresses) + len(s.URIs) + len(s.IPAddresses); n > namesMax {
-			return "", until, refuse(CertUntrusted, "a certificate has %d subject alternative names; at most %d are read", n, namesMax)
+			return "", until, nil, refuse(CertUntrusted, "a certificate has %d subject alternative names; at most %d are read", n, namesMax)
 		}
 	}
 	leaf := shown[0]
 	if now.After(leaf.NotAfter) {
-		return "", until, refuse(CertExpired, "the certificate was valid until %s", leaf.NotAfter.UTC().Format(time.RFC3339))
+		return "", until, nil, refuse(CertExpired, "the certificate was valid until %s", leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	if now.Before(leaf.NotBefore) {
-		return "", until, refuse(CertExpired, "the certificate is valid from %s on", leaf.NotBefore.UTC().Format(time.RFC3339))
+		return "", until, nil, refuse(CertExpired, "the certificate is valid from %s on", leaf.NotBefore.UTC().Format(time.RFC3339))
 	}
 	if err := checkKey(leaf); err != nil {
-		return "", until, refuse(CertUntrusted, "the certificate: %w", err)
+		return "", until, nil, refuse(CertUntrusted, "the certificate: %w", err)
 	}
 	// One without extended key usage may be used for everything, also for what nobody has thought of.
 	if !slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageClientAuth) {
-		return "", until, refuse(CertUntrusted, "the certificate is not for clients of TLS (extended key usage)")
+		return "", until, nil, refuse(CertUntrusted, "the certificate is not for clients of TLS (extended key usage)")
 	}
 	if leaf.IsCA {
-		return "", until, refuse(CertUntrusted, "the certificate is an authority's")
+		return "", until, nil, refuse(CertUntrusted, "the certificate is an authority's")
 	}
 	if leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0 || leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0 {
-		return "", until, refuse(CertUntrusted, "the certificate's key usage is not digital signature without signing of certificates and lists")
+		return "", until, nil, refuse(CertUntrusted, "the certificate's key usage is not digital signature without signing of certificates and lists")
 	}
 	if known.list == nil {
 		if *known, err = c.chainsOf(shown, now); err != nil {
-			return "", until, err
+			return "", until, nil, err
 		}
 	}
 	if life := leaf.NotAfter.Sub(leaf.NotBefore); c.lifetime != 0 && life > c.lifetime {
-		return "", until, refuse(RevocationStale, "the certificate lives for %s; at most %s is taken", life, c.lifetime)
+		return "", until, nil, refuse(RevocationStale, "the certificate lives for %s; at most %s is taken", life, c.lifetime)
 	}
 	// A chain is good if none of its certificates is revoked.
 	err = nil
 	for _, chain := range known.list {
-		if until, err = c.checkChain(chain, now); err == nil {
+		if until, rests, err = c.checkChain(chain, now); err == nil {
 			break
 		}
 	}
 	if err != nil {
-		return "", until, err
+		return "", until, nil, err
 	}
 	who, err = c.identityOf(leaf)
-	return who, until, err
+	return who, until, rests, err
 }
 
 // chainsOf verifies signatures.
@@ -235,28 +246,34 @@ func (c *Clients) chainsOf(shown []*x509.Certificate, now time.Time) (k chains, 
 	return k, nil
 }
 
-// checkChain says until when a chain is good: the first of the ends of its certificates and lists.
-func (c *Clients) checkChain(chain []*x509.Certificate, now time.Time) (until time.Time, err error) {
+// checkChain says until when a chain is good: the first of the ends of its certificates, lists and responders' answers.
+func (c *Clients) checkChain(chain []*x509.Certificate, now time.Time) (until time.Time, rests []rest, err error) {
 	until = chain[len(chain)-1].NotAfter
 	for _, in := range chain[:len(chain)-1] {
 		if in.IsCA {
 			if err := checkKey(in); err != nil {
-				return until, refuse(CertUntrusted, "authority %q: %w", in.Subject, err)
+				return until, nil, refuse(CertUntrusted, "authority %q: %w", in.Subject, err)
 			}
 		}
 		until = earlier(until, in.NotAfter)
 	}
-	if c.revocations == nil {
-		return until, nil
-	}
 	for i, in := range chain[:len(chain)-1] {
-		end, err := c.revocations.check(in, chain[i+1], now)
-		if err != nil {
-			return until, err
+		if c.revocations != nil {
+			end, err := c.revocations.check(in, chain[i+1], now)
+			if err != nil {
+				return until, nil, err
+			}
+			until = earlier(until, end)
 		}
-		until = earlier(until, end)
+		if c.statuses != nil {
+			on, end, err := c.statuses.check(chain[i:], now)
+			if err != nil {
+				return until, nil, err
+			}
+			until, rests = earlier(until, end), append(rests, on)
+		}
 	}
-	return until, nil
+	return until, rests, nil
 }
 
 func earlier(a, b time.Time) time.Time {

@@ -38,10 +38,12 @@ type Config struct {
 	Services []Service
 	Revoked  []string // identities, as of Revoke
 	Dialer   Dialer
-	Audit    *Audit
-	Limits   Limits
-	Log      *slog.Logger
-	Now      func() time.Time
+	// Status asks a responder of OCSP; nil: no clients are asked about.
+	Status func(context.Context, StatusQuestion) ([]byte, error)
+	Audit  *Audit
+	Limits Limits
+	Log    *slog.Logger
+	Now    func() time.Time
 }
 
 // Service is what a gateway serves under its hosts' names.

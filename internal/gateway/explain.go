@@ -30,6 +30,7 @@ type Explanation struct {
 	Rule     int      // index of the rule that lets it in; -1: none
 	Misses   []string // by rule: the part that the request does not match; "" for one that it does
 	Refusal  *Refusal // nil: it is let in
+	Unasked  bool     // the gateway would ask responders of OCSP, and nobody was asked
 }
 
 // Explain says what a gateway would decide about a request to a service, by the code that decides.
@@ -40,6 +41,7 @@ func Explain(s model.Service, c model.Clients, files Files, q Question, now time
 	if err != nil {
 		return out, err
 	}
+	out.Unasked, clients.statuses = clients.statuses != nil, nil
 	rules, err := policy.Compile(s, c.Kind)
 	if err != nil {
 		return out, fmt.Errorf("service %s: %w", s.Name, err)
@@ -133,7 +135,7 @@ func CheckFiles(clients []model.Clients, services []model.Service, files Files, 
 			continue
 		}
 		alone := c
-		alone.CRL, alone.OlderThan, alone.Lifetime = "", 0, max(c.Lifetime, time.Hour)
+		alone.CRL, alone.OCSP, alone.OlderThan, alone.Lifetime = "", false, 0, max(c.Lifetime, time.Hour)
 		if _, err := loadClients(alone, files, now); err != nil {
 			note(c.At, err)
 		} else if c.CRL != "" && can(c.CRL) {

@@ -31,6 +31,11 @@ type Gateway struct {
 	ended  chan struct{}
 	end    sync.Once
 
+	life      context.Context // of questions to responders; it ends with Serve
+	stop      context.CancelFunc
+	asks      sync.WaitGroup // such questions
+	refreshes chan struct{}  // those about open sessions
+
 	mu         sync.Mutex
 	services   map[string]*service // by name
 	hosts      map[string]*service
@@ -70,6 +75,8 @@ func New(c Config) (*Gateway, error) {
 		config: c, ready: make(chan net.Conn), ended: make(chan struct{}),
 		revoked: setOf(c.Revoked), sessions: map[*session]bool{}, identities: map[string]int{}, requests: map[string]int{}, sources: map[netip.Prefix]int{}, refused: map[Reason]uint64{}, letIn: map[string]uint64{},
 	}
+	g.life, g.stop = context.WithCancel(context.Background())
+	g.refreshes = make(chan struct{}, refreshesMax)
 	g.onward = newOnward(c.Dialer, c.Limits, c.Now)
 	if err := g.set(c.Services); err != nil {
 		return nil, err
@@ -95,6 +102,9 @@ func (g *Gateway) set(list []Service) error {
 		if len(s.Hosts) == 0 || s.Clients == nil || len(s.Certificate.Certificate) == 0 || s.Destinations == nil && !s.Origin.Address.IsValid() {
 			return fmt.Errorf("service %q has no host, no clients, no certificate or no origin", s.Name)
 		}
+		if s.Clients.statuses != nil && g.config.Status == nil {
+			return fmt.Errorf("service %q: %w", s.Name, errNoResponder)
+		}
 		if services[s.Name] != nil {
 			return fmt.Errorf("service %q is given twice", s.Name)
 		}
@@ -103,6 +113,9 @@ func (g *Gateway) set(list []Service) error {
 			in.tickets, in.renewed = before.tickets, before.renewed
 			if s.Clients.revocations != nil && before.Clients.revocations != nil && s.Clients.revocations != before.Clients.revocations {
 				s.Clients.revocations.carry(before.Clients.revocations)
+			}
+			if s.Clients.statuses != nil && before.Clients.statuses != nil && s.Clients.statuses != before.Clients.statuses {
+				s.Clients.statuses.carry(before.Clients.statuses)
 			}
 		}
 		if err := in.renew(g.config.Now); err != nil {
@@ -200,7 +213,9 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	l.Close()
 	server.Close()
 	g.closeAll()
+	g.stop()
 	wait.Wait()
+	g.asks.Wait()
 	g.onward.close()
 	if asked {
 		return nil
@@ -248,6 +263,7 @@ func (g *Gateway) watch(ctx context.Context) {
 		case <-t.C:
 		}
 		g.Recheck()
+		g.refresh()
 		g.onward.sweep()
 	}
 }

@@ -29,6 +29,9 @@ func loadClients(c model.Clients, files Files, now time.Time) (*Clients, error) 
 		return nil, fmt.Errorf("CA of clients %s: %w", c.Name, err)
 	}
 	var lists *Revocations
+	if c.OCSP && c.OlderThan <= 0 {
+		return nil, fmt.Errorf("clients %s: say how old a responder's answer may be", c.Name)
+	}
 	if c.CRL != "" {
 		if c.OlderThan <= 0 {
 			return nil, fmt.Errorf("clients %s: say how old a list of revoked certificates may be", c.Name)

@@ -99,7 +99,7 @@ func TestFilesThatAreWrongAreNamed(t *testing.T) {
 		"a CA file with a leaf":    {clients(func(c *model.Clients) { c.CA, c.CRL, c.Lifetime = "leaf.pem", "", time.Hour }), "is a leaf and no authority"},
 		"a CA file without a root": {clients(func(c *model.Clients) { c.CA, c.CRL, c.Lifetime = "below.pem", "", time.Hour }), "add the root"},
 		"a CA file with a key":     {clients(func(c *model.Clients) { c.CA = "shop.key" }), "has a PRIVATE KEY"},
-		"nothing that ends":        {clients(func(c *model.Clients) { c.CRL = "" }), "give a list of revoked certificates, or bound their lifetime"},
+		"nothing that ends":        {clients(func(c *model.Clients) { c.CRL = "" }), "give a list of revoked certificates, have responders asked (OCSP), or bound their lifetime"},
 		"any age of lists":         {clients(func(c *model.Clients) { c.OlderThan = 0 }), "say how old"},
 		"a list of another issuer": {clients(func(c *model.Clients) { c.CRL = "other.crl" }), "is signed by none of the authorities"},
 		"a list from the future":   {clients(func(c *model.Clients) { c.CRL = "late.crl" }), "from the future"},

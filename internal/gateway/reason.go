@@ -16,6 +16,10 @@ const (
 	CertRevoked     Reason = "cert-revoked"
 	CertIdentity    Reason = "cert-identity"
 	RevocationStale Reason = "revocation-stale"
+	// The responder of OCSP (RFC 6960) does not answer, what it answers does not count, or is too old.
+	OCSPUnreachable Reason = "ocsp-unreachable"
+	OCSPInvalid     Reason = "ocsp-invalid"
+	OCSPStale       Reason = "ocsp-stale"
 	SNIUnknown      Reason = "sni-unknown"
 	HostMismatch    Reason = "host-mismatch"
 	RuleNone        Reason = "rule-none"
@@ -36,7 +40,7 @@ const (
 
 // Reasons are all reasons, in the order of the reference.
 func Reasons() []Reason {
-	return []Reason{CertMissing, CertUntrusted, CertExpired, CertRevoked, CertIdentity, RevocationStale, SNIUnknown, HostMismatch,
+	return []Reason{CertMissing, CertUntrusted, CertExpired, CertRevoked, CertIdentity, RevocationStale, OCSPUnreachable, OCSPInvalid, OCSPStale, SNIUnknown, HostMismatch,
 		RuleNone, PathAmbiguous, MethodRefused, Limit, Handshake, AuditFailed, OriginFailed, IdentityRevoked, SessionEnded, Idle, RequestMalformed, DestinationUnknown}
 }
 

@@ -380,7 +380,7 @@ func (h *handshake) settings(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	}
 	h.service, h.opaque, h.proxied = s.Name, s.Opaque, s.Destinations != nil
 	settings.VerifyConnection = func(state tls.ConnectionState) error {
-		h.identity, h.stood, h.refusal = h.gateway.verify(s.Clients, state.PeerCertificates, h.gateway.config.Now(), standing{})
+		h.identity, h.stood, h.refusal = h.gateway.verifyShown(hello.Context(), s.Clients, state.PeerCertificates)
 		h.known = s.Rules.Knows(h.identity)
 		if h.refusal == nil && s.Opaque.On && s.Destinations == nil {
 			h.refusal = s.admits(h.identity, h.host, state.NegotiatedProtocol)

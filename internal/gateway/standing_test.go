@@ -43,16 +43,30 @@ func TestWhatIsNotVerifiedAgainWouldBeLetIn(t *testing.T) {
 			}
 		}
 		take()
+		// In half of the rounds responders tell of them, too.
+		asked, answersOld := random.IntN(2) == 0, hours(40)
+		statuses := newStatuses("staff", answersOld)
 		clients := func(authorities ...*x509.Certificate) *Clients {
-			c, err := NewClients(model.Clients{Name: "staff", Kind: model.IdentitySPIFFE, Within: "staff.example"}, authorities, lists)
+			c, err := NewClients(model.Clients{Name: "staff", Kind: model.IdentitySPIFFE, Within: "staff.example", OCSP: asked, OlderThan: answersOld}, authorities, lists)
 			if err != nil {
 				t.Fatal(err)
 			}
+			if asked {
+				c.statuses.carry(statuses)
+			}
 			return c
 		}
+		now := start
+		tell := func(chain []*x509.Certificate, revoked bool) {
+			if _, err := statuses.due([][]*x509.Certificate{chain}, now); err != nil {
+				t.Fatal(err)
+			}
+			statuses.find(chain).take(&answer{revoked: revoked, of: now.Add(-hours(3)), next: now.Add(hours(40)), signer: now.Add(hours(40))}, nil, now, answersOld)
+		}
+		tell([]*x509.Certificate{leaf, between.cert, root.cert}, false)
+		tell([]*x509.Certificate{between.cert, root.cert}, false)
 		c := clients(authorities...)
 		shown := []*x509.Certificate{leaf}
-		now := start
 		who, stands, err := c.verify(shown, now, standing{})
 		if err != nil {
 			ended[reasonOf(err, "")]++
@@ -60,7 +74,7 @@ func TestWhatIsNotVerifiedAgainWouldBeLetIn(t *testing.T) {
 		}
 		for range 40 {
 			now = now.Add(hours(2))
-			switch random.IntN(24) {
+			switch random.IntN(30) {
 			case 0:
 				take()
 			case 1:
@@ -73,6 +87,12 @@ func TestWhatIsNotVerifiedAgainWouldBeLetIn(t *testing.T) {
 				c = clients(stranger.cert)
 			case 7:
 				now = start.Add(-hours(3))
+			case 8, 9, 10:
+				tell([]*x509.Certificate{leaf, between.cert, root.cert}, false)
+			case 11:
+				tell([]*x509.Certificate{between.cert, root.cert}, random.IntN(3) == 0)
+			case 12:
+				tell([]*x509.Certificate{leaf, between.cert, root.cert}, true)
 			}
 			want, wantErr := c.Verify(shown, now)
 			if stands.holds(c, now) {
@@ -97,7 +117,7 @@ func TestWhatIsNotVerifiedAgainWouldBeLetIn(t *testing.T) {
 		}
 	}
 	t.Logf("not verified again %d times, signatures not %d times, ended %v", held, reused, ended)
-	if held == 0 || reused == 0 || ended[CertExpired] == 0 || ended[CertRevoked] == 0 || ended[RevocationStale] == 0 || ended[CertUntrusted] == 0 {
+	if held == 0 || reused == 0 || ended[CertExpired] == 0 || ended[CertRevoked] == 0 || ended[RevocationStale] == 0 || ended[CertUntrusted] == 0 || ended[OCSPStale] == 0 {
 		t.Error("not all has happened that can")
 	}
 }

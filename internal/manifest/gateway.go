@@ -21,6 +21,8 @@ type clients struct {
 	identity  place
 	revoked   place
 	crl       item[string]
+	ocsp      item[bool]
+	responder item[string]
 	olderThan item[time.Duration]
 	lifetime  item[time.Duration]
 }
@@ -114,6 +116,10 @@ func readClients(c cursor) clients {
 			before := len(c.r.problems)
 			c.fields(
 				field{"crl", false, into(&cl.crl, fileName)},
+				field{"ocsp", false, into(&cl.ocsp, cursor.boolean)},
+				field{"responder", false, into(&cl.responder, func(c cursor) item[string] {
+					return c.checked("URL of a responder, such as http://ocsp.example.org:8080/", model.CheckResponder)
+				})},
 				field{"older-than", false, into(&cl.olderThan, func(c cursor) item[time.Duration] {
 					return c.duration(model.OlderThanMin, model.OlderThanMax)
 				})},
@@ -123,12 +129,14 @@ func readClients(c cursor) clients {
 			)
 			switch {
 			case c.r.outline != nil || len(c.r.problems) > before:
-			case !cl.crl.given() && cl.olderThan.given():
-				c.r.problemf(cl.olderThan.at, "older-than is of a list of revoked certificates, and there is none; give crl")
+			case cl.responder.given() && !cl.ocsp.value:
+				c.r.problemf(cl.responder.at, "responder is of OCSP, and nobody is asked; say ocsp: true")
+			case !cl.crl.given() && !cl.ocsp.value && cl.olderThan.given():
+				c.r.problemf(cl.olderThan.at, "older-than is of a list of revoked certificates or of responders, and there is neither; give crl, or say ocsp: true")
 			case cl.crl.given() && !cl.olderThan.given():
 				c.r.problemf(cl.crl.at, "says not how old the list may be; give older-than, as in {crl: staff.crl, older-than: 24h}")
-			case !cl.crl.given() && !cl.lifetime.given():
-				c.r.problemf(c.at, "nothing ends what a stolen key may do; expect {crl: FILE, older-than: TIME}, or {lifetime: TIME} for short-lived certificates alone")
+			case !cl.crl.given() && !cl.ocsp.value && !cl.lifetime.given():
+				c.r.problemf(c.at, "nothing ends what a stolen key may do; expect {crl: FILE, older-than: TIME}, {ocsp: true}, or {lifetime: TIME} for short-lived certificates alone")
 			}
 		}},
 	)
@@ -655,9 +663,13 @@ func (p place) source(file string) model.Source {
 func (f *file) gatewayModels(name string) (cl []model.Clients, services []model.Service) {
 	for _, c := range f.clients.value {
 		kind, _ := c.kind()
+		olderThan := c.olderThan.value
+		if c.ocsp.value && !c.olderThan.given() {
+			olderThan = model.AnswerOlderThan
+		}
 		cl = append(cl, model.Clients{
 			Name: c.name.value, CA: c.ca.value, Kind: kind, Within: c.kinds[kind].value,
-			CRL: c.crl.value, OlderThan: c.olderThan.value, Lifetime: c.lifetime.value,
+			CRL: c.crl.value, OCSP: c.ocsp.value, Responder: c.responder.value, OlderThan: olderThan, Lifetime: c.lifetime.value,
 			At: c.ca.at.source(name), CRLAt: c.crl.at.source(name),
 		})
 	}

@@ -189,7 +189,8 @@ func Sections() []Section {
 			Path: "clients[].revocation", Title: "clients: revocation",
 			Text: "The ways to end a certificate before its expiry ([ADR 0073](../adr/0073-a-gateway-asks-again.md)).",
 			Rules: []string{
-				"There is `crl` with `older-than`, or `lifetime`, or all three.",
+				"There is `crl` with `older-than`, or `ocsp: true`, or `lifetime`, or several of them. A certificate has to keep all that there are, and so has each authority's between it and its root.",
+				"`responder` is only with `ocsp: true`.",
 			},
 		},
 		{
@@ -394,7 +395,9 @@ func Descriptions() map[string]Description {
 		"clients[].identity.uri":    {" none", "The prefix of URIs."},
 
 		"clients[].revocation.crl":        {" none", "A file of lists of revoked certificates (RFC 5280), in PEM or DER, one list for each authority. The gateway reads the file again when it changes."},
-		"clients[].revocation.older-than": {" none", "The highest age of a list. An older list is not used, and clients of an authority without a list are refused."},
+		"clients[].revocation.ocsp":       {"false", "`true`: the gateway's agent asks a responder of OCSP (RFC 6960) about each certificate. An answer is used until its next update; the responder is asked again after 5 minutes while the certificate is in use. Clients about whose certificates no responder tells are refused ([ADR 0131](../adr/0131-the-agent-asks-responders.md))."},
+		"clients[].revocation.responder":  {" the one that a certificate names", "The URL of the responder for all certificates, with `http`. Its answers are signed by the certificate's issuer, or by whom the issuer has given a certificate to do so."},
+		"clients[].revocation.older-than": {" none, with `ocsp: true` 24h", "The highest age of a list, and of a responder's answer. An older list or answer is not used, and clients of an authority without a list are refused."},
 		"clients[].revocation.lifetime":   {" any", "The highest lifetime of a certificate. The gateway refuses one with a longer lifetime, even if it expires soon."},
 
 		"services[].name":         {"", "The service's name, which is also in the audit log."},

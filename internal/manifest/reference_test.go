@@ -156,7 +156,9 @@ clients:
   - name: staff
     ca: ca.pem
     identity: {spiffe: staff.example}
-    revocation: {lifetime: 1h}
+    revocation:
+      lifetime: 1h
+      #clients[].revocation.ocsp
 services:
   - name: shop
     hosts: [shop.example.org]

@@ -4,6 +4,7 @@ import (
 	"encoding"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -28,9 +29,11 @@ type Clients struct {
 	// Within is the trust domain, mail domain, DNS suffix or beginning of the URI that
 	// identities have.
 	Within string
-	// Revocation is by a list, or by short lives alone.
+	// Revocation is by a list, by responders of OCSP, or by short lives alone.
 	CRL       string        // a file; "": none
-	OlderThan time.Duration // a list that is older counts as none
+	OCSP      bool          // responders are asked
+	Responder string        // a URL; "": the one that a certificate names
+	OlderThan time.Duration // a list or an answer that is older counts as none
 	Lifetime  time.Duration // no certificate lives longer; 0: any may
 	At        Source        // of the CA, for messages
 	CRLAt     Source
@@ -231,6 +234,7 @@ const (
 	ServiceRulesMax   = 1024 // of a service
 	OlderThanMin      = time.Minute
 	OlderThanMax      = 30 * 24 * time.Hour
+	AnswerOlderThan   = 24 * time.Hour // of responders of OCSP, unless the file says so
 	ClientLifetimeMin = time.Minute
 	ClientLifetimeMax = 30 * 24 * time.Hour
 )
@@ -264,6 +268,18 @@ func CheckHost(s string) error {
 	}
 	if _, err := netip.ParseAddr(s); err == nil {
 		return fmt.Errorf("is an address; TLS names hosts alone (RFC 6066 section 3)")
+	}
+	return nil
+}
+
+// CheckResponder holds the rule for URLs of responders of OCSP. Their answers are signed, so that HTTP is enough (RFC 6960 appendix A).
+func CheckResponder(s string) error {
+	const most = 256
+	u, err := url.Parse(s)
+	switch {
+	case len(s) > most || err != nil || u.Scheme != "http" || u.Hostname() == "" || u.User != nil || u.Fragment != "" || u.Opaque != "" ||
+		strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' }):
+		return fmt.Errorf("is not a URL of a responder such as http://ocsp.example.org:8080/, of at most %d characters", most)
 	}
 	return nil
 }

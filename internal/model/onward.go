@@ -220,14 +220,21 @@ func (c Clients) Check() error {
 		return fmt.Errorf("identity: %q %w", c.Within, err)
 	}
 	switch {
-	case c.CRL == "" && c.Lifetime == 0:
-		return errors.New("revocation: a stolen key would stay valid; give a list of revoked certificates (crl), or limit their lifetime")
-	case c.CRL != "" && (c.OlderThan < OlderThanMin || c.OlderThan > OlderThanMax):
+	case c.CRL == "" && c.Lifetime == 0 && !c.OCSP:
+		return errors.New("revocation: a stolen key would stay valid; give a list of revoked certificates (crl), have responders asked (ocsp), or limit their lifetime")
+	case (c.CRL != "" || c.OCSP) && (c.OlderThan < OlderThanMin || c.OlderThan > OlderThanMax):
 		return fmt.Errorf("revocation: older-than %s is not from %s to %s", c.OlderThan, OlderThanMin, OlderThanMax)
-	case c.CRL == "" && c.OlderThan != 0:
-		return errors.New("revocation: older-than needs a list (crl), and there is none")
+	case c.CRL == "" && !c.OCSP && c.OlderThan != 0:
+		return errors.New("revocation: older-than needs a list (crl) or responders (ocsp), and there is neither")
+	case c.Responder != "" && !c.OCSP:
+		return errors.New("revocation: responder needs ocsp, and nobody is asked")
 	case c.Lifetime != 0 && (c.Lifetime < ClientLifetimeMin || c.Lifetime > ClientLifetimeMax):
 		return fmt.Errorf("revocation: lifetime %s is not from %s to %s", c.Lifetime, ClientLifetimeMin, ClientLifetimeMax)
+	}
+	if c.Responder != "" {
+		if err := CheckResponder(c.Responder); err != nil {
+			return fmt.Errorf("revocation: responder %q %w", c.Responder, err)
+		}
 	}
 	if c.CRL != "" {
 		if err := CheckFile(c.CRL); err != nil {

@@ -255,6 +255,8 @@ type clientsFile struct {
 	Kind      model.IdentityKind `json:"kind"`
 	Within    string             `json:"within"`
 	CRL       string             `json:"crl,omitempty"`
+	OCSP      bool               `json:"ocsp,omitempty"`
+	Responder string             `json:"responder,omitempty"`
 	OlderThan durationFile       `json:"older-than,omitzero"`
 	Lifetime  durationFile       `json:"lifetime,omitzero"`
 }
@@ -321,7 +323,7 @@ func gatewayToFile(g *Gateway) *gatewayFile {
 	}
 	f := &gatewayFile{MTU: g.MTU, Clients: []clientsFile{}, Services: []serviceFile{}, Chains: []gatewayChainFile{}}
 	for _, c := range g.Clients {
-		f.Clients = append(f.Clients, clientsFile{c.Name, c.CA, c.Kind, c.Within, c.CRL, durationFile(c.OlderThan), durationFile(c.Lifetime)})
+		f.Clients = append(f.Clients, clientsFile{c.Name, c.CA, c.Kind, c.Within, c.CRL, c.OCSP, c.Responder, durationFile(c.OlderThan), durationFile(c.Lifetime)})
 	}
 	for _, s := range g.Services {
 		sf := serviceFile{
@@ -359,7 +361,7 @@ func (f *gatewayFile) gateway() *Gateway {
 	g := &Gateway{MTU: f.MTU}
 	for _, c := range f.Clients {
 		g.Clients = append(g.Clients, model.Clients{
-			Name: c.Name, CA: c.CA, Kind: c.Kind, Within: c.Within, CRL: c.CRL, OlderThan: time.Duration(c.OlderThan), Lifetime: time.Duration(c.Lifetime),
+			Name: c.Name, CA: c.CA, Kind: c.Kind, Within: c.Within, CRL: c.CRL, OCSP: c.OCSP, Responder: c.Responder, OlderThan: time.Duration(c.OlderThan), Lifetime: time.Duration(c.Lifetime),
 		})
 	}
 	for _, s := range f.Services {

@@ -22,7 +22,7 @@ func serving() model.Domain {
 	light := d.Chains[0]
 	light.Name, light.Functions = "light", []string{"fw"}
 	d.Chains = append(d.Chains, light)
-	d.Clients = []model.Clients{{Name: "staff", CA: "staff-ca.pem", Kind: model.IdentitySPIFFE, Within: "staff.example", CRL: "staff.crl", OlderThan: time.Hour, Lifetime: 24 * time.Hour}}
+	d.Clients = []model.Clients{{Name: "staff", CA: "staff-ca.pem", Kind: model.IdentitySPIFFE, Within: "staff.example", CRL: "staff.crl", OCSP: true, Responder: "http://ocsp.example.org:8080/", OlderThan: time.Hour, Lifetime: 24 * time.Hour}}
 	d.Services = []model.Service{{
 		Name: "shop", Hosts: []string{"shop.example.org"}, Nodes: []string{"r1"}, Address: origin, Certificate: "shop.pem", Key: "shop.key", Clients: "staff",
 		Origin: model.Origin{Address: origin, CA: "origin-ca.pem", Name: "shop.internal"},
@@ -206,17 +206,23 @@ func TestServicesThatDoNotHoldAreRefused(t *testing.T) {
 		"no protocol of HTTP's own": {func(d *model.Domain) {
 			d.Services[0].Opaque = model.Opaque{On: true, Idle: time.Hour, ALPN: []string{"http/1.1"}}
 		}, "alpn: \"http/1.1\" is HTTP"},
-		"no request to look at":    {func(d *model.Domain) { d.Services[0].Opaque = model.Opaque{On: true, Idle: time.Hour} }, "methods: the service's protocol is tls"},
-		"settings of others":       {func(d *model.Domain) { d.Services[0].Opaque.Idle = time.Hour }, "alpn and idle are of"},
-		"plain origin":             {func(d *model.Domain) { d.Services[0].Origin.CA = "" }, "origin: ca"},
-		"key elsewhere":            {func(d *model.Domain) { d.Services[0].Key = "../shop.key" }, "lead elsewhere"},
-		"no clients":               {func(d *model.Domain) { d.Services[0].Clients = "guests" }, "no clients"},
-		"stolen keys live on":      {func(d *model.Domain) { d.Clients[0].CRL, d.Clients[0].Lifetime, d.Clients[0].OlderThan = "", 0, 0 }, "stolen key"},
-		"a rule that is hidden":    {func(d *model.Domain) { r := d.Services[0].Rules; r[0], r[1] = r[1], r[0] }, "never reached"},
-		"another origin":           {func(d *model.Domain) { d.Services[0].Origin.Address = netip.MustParseAddrPort("[fc00:8::3]:443") }, "leads to"},
-		"a chain around":           {func(d *model.Domain) { d.Chains = append(d.Chains, around(1)) }, "same priority"},
-		"a chain around the rest":  {func(d *model.Domain) { d.Chains = append(d.Chains, around(2)) }, "same priority"},
-		"two services with a host": {func(d *model.Domain) { s := d.Services[0]; s.Name = "two"; d.Services = append(d.Services, s) }, "is that of service shop already"},
+		"no request to look at": {func(d *model.Domain) { d.Services[0].Opaque = model.Opaque{On: true, Idle: time.Hour} }, "methods: the service's protocol is tls"},
+		"settings of others":    {func(d *model.Domain) { d.Services[0].Opaque.Idle = time.Hour }, "alpn and idle are of"},
+		"plain origin":          {func(d *model.Domain) { d.Services[0].Origin.CA = "" }, "origin: ca"},
+		"key elsewhere":         {func(d *model.Domain) { d.Services[0].Key = "../shop.key" }, "lead elsewhere"},
+		"no clients":            {func(d *model.Domain) { d.Services[0].Clients = "guests" }, "no clients"},
+		"stolen keys live on": {func(d *model.Domain) {
+			c := &d.Clients[0]
+			c.CRL, c.OCSP, c.Responder, c.Lifetime, c.OlderThan = "", false, "", 0, 0
+		}, "stolen key"},
+		"a responder that nobody asks": {func(d *model.Domain) { d.Clients[0].OCSP = false }, "responder needs ocsp"},
+		"a responder by file":          {func(d *model.Domain) { d.Clients[0].Responder = "file:///etc/shadow" }, "not a URL of a responder"},
+		"answers of any age":           {func(d *model.Domain) { d.Clients[0].CRL, d.Clients[0].OlderThan = "", 0 }, "older-than 0s is not from"},
+		"a rule that is hidden":        {func(d *model.Domain) { r := d.Services[0].Rules; r[0], r[1] = r[1], r[0] }, "never reached"},
+		"another origin":               {func(d *model.Domain) { d.Services[0].Origin.Address = netip.MustParseAddrPort("[fc00:8::3]:443") }, "leads to"},
+		"a chain around":               {func(d *model.Domain) { d.Chains = append(d.Chains, around(1)) }, "same priority"},
+		"a chain around the rest":      {func(d *model.Domain) { d.Chains = append(d.Chains, around(2)) }, "same priority"},
+		"two services with a host":     {func(d *model.Domain) { s := d.Services[0]; s.Name = "two"; d.Services = append(d.Services, s) }, "is that of service shop already"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := serving()

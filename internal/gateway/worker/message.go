@@ -52,6 +52,7 @@ type toWorker struct {
 	Configuration *configuration `json:",omitempty"`
 	Answer        *answer        `json:",omitempty"`
 	Query         *query         `json:",omitempty"`
+	Status        *statusAnswer  `json:",omitempty"`
 }
 
 // query is what a parent wants of sessions: one of its fields.
@@ -95,6 +96,7 @@ type toParent struct {
 	Taken      *answer     `json:",omitempty"` // a configuration
 	Ask        *ask        `json:",omitempty"`
 	Reply      *reply      `json:",omitempty"`
+	Status     *statusAsk  `json:",omitempty"`
 	Statistics *Statistics `json:",omitempty"`
 }
 
@@ -109,6 +111,18 @@ type Statistics struct {
 type ask struct {
 	Number uint64
 	Ask
+}
+
+// statusAsk is a question to a responder of OCSP.
+type statusAsk struct {
+	Number uint64
+	gateway.StatusQuestion
+}
+
+type statusAnswer struct {
+	Number uint64
+	DER    []byte // as the responder gave it
+	Error  string // "": it answered
 }
 
 func send(w io.Writer, message any, most int) error {

@@ -44,9 +44,12 @@ type Process struct {
 	stderr  host.Tail
 	ended   chan struct{}
 	err     error
-	once    sync.Once
-	stop    chan struct{}
-	wait    sync.WaitGroup
+	// responders are asked for the worker, by so many at once as statuses has room for.
+	responders *gateway.Responders
+	statuses   chan struct{}
+	once       sync.Once
+	stop       chan struct{}
+	wait       sync.WaitGroup
 
 	handing sync.Mutex // a configuration over: files are read, and sent, in the order of the numbers
 	writing sync.Mutex
@@ -75,7 +78,8 @@ const (
 // Start runs `program worker gateway`, hands it the files, and waits until it serves. From then on files
 // that change are handed over again.
 func Start(o Options, c Configuration) (_ *Process, err error) {
-	p := &Process{options: o, now: c, ended: make(chan struct{}), stop: make(chan struct{}), pending: map[uint64]chan error{}, queries: map[uint64]chan reply{}}
+	p := &Process{options: o, now: c, ended: make(chan struct{}), stop: make(chan struct{}), pending: map[uint64]chan error{}, queries: map[uint64]chan reply{},
+		responders: gateway.NewResponders(), statuses: make(chan struct{}, statusesWaiting)}
 	signs := o.Signatures
 	defer func() {
 		if signs != nil {
@@ -259,6 +263,9 @@ func (p *Process) follow() {
 			if to != nil {
 				to <- *m.Reply
 			}
+		}
+		if m.Status != nil {
+			p.askResponder(m.Status)
 		}
 		if m.Ask != nil {
 			a := &answer{Number: m.Ask.Number}
@@ -480,6 +487,7 @@ func (p *Process) Close() (err error) {
 			<-p.ended
 		}
 		p.wait.Wait()
+		p.responders.Close()
 	})
 	return err
 }

@@ -35,7 +35,7 @@ import (
 func Serve(ctx context.Context, parent, audit *os.File, listeners []*os.File, stderr io.Writer, user uint32) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	w := &worker{log: slog.New(slog.NewTextHandler(stderr, nil)), waiting: map[uint64]chan answer{}}
+	w := &worker{log: slog.New(slog.NewTextHandler(stderr, nil)), waiting: map[uint64]chan answer{}, statuses: map[uint64]chan statusAnswer{}}
 	c, err := net.FileConn(parent)
 	if err := errors.Join(err, parent.Close()); err != nil {
 		return fmt.Errorf("take over the socket to the parent: %w", err)
@@ -95,7 +95,9 @@ type worker struct {
 	mu      sync.Mutex
 	chains  map[string]*chain
 	waiting map[uint64]chan answer // answers, by the number of what was asked
-	asked   uint64
+	// statuses are those of responders, by the number of the question.
+	statuses map[uint64]chan statusAnswer
+	asked    uint64
 }
 
 // chain is one with the port that is tried next.
@@ -131,7 +133,7 @@ func (w *worker) begin(c *configuration, audit *os.File) error {
 		return err
 	}
 	w.setChains(c.Chains)
-	w.gateway, err = gateway.New(gateway.Config{Services: services, Revoked: c.Revoked, Dialer: w, Audit: w.audit, Limits: gateway.DefaultLimits(), Log: w.log, Now: time.Now})
+	w.gateway, err = gateway.New(gateway.Config{Services: services, Revoked: c.Revoked, Dialer: w, Status: w.status, Audit: w.audit, Limits: gateway.DefaultLimits(), Log: w.log, Now: time.Now})
 	return err
 }
 
@@ -193,6 +195,15 @@ func (w *worker) follow() error {
 			w.mu.Unlock()
 			if to != nil {
 				to <- *m.Answer
+			}
+		}
+		if m.Status != nil {
+			w.mu.Lock()
+			to := w.statuses[m.Status.Number]
+			delete(w.statuses, m.Status.Number)
+			w.mu.Unlock()
+			if to != nil {
+				to <- *m.Status
 			}
 		}
 		if m.Query != nil {
@@ -393,6 +404,33 @@ func (w *worker) ask(ctx context.Context, what Ask) (*seal.Part, error) {
 			return nil, fmt.Errorf("the connection onward is refused: %s", a.Error)
 		}
 		return a.Seal, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// status has the parent ask a responder of OCSP.
+func (w *worker) status(ctx context.Context, q gateway.StatusQuestion) ([]byte, error) {
+	to := make(chan statusAnswer, 1)
+	w.mu.Lock()
+	w.asked++
+	number := w.asked
+	w.statuses[number] = to
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		delete(w.statuses, number)
+		w.mu.Unlock()
+	}()
+	if err := w.send(toParent{Status: &statusAsk{number, q}}); err != nil {
+		return nil, fmt.Errorf("have the responder asked: %w", err)
+	}
+	select {
+	case a := <-to:
+		if a.Error != "" {
+			return nil, errors.New(a.Error)
+		}
+		return a.DER, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

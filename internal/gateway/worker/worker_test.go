@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/big"
 	"net"
 	"net/http"
@@ -33,6 +34,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/crypto/ocsp"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/await"
@@ -943,6 +945,101 @@ func TestSessionsAreListedEndedAndRevoked(t *testing.T) {
 		t.Error("a process that has ended lists sessions")
 	}
 	w.verified()
+}
+
+// A process that opens no connection itself has responders asked by its parent: the one that its clients' setting names, or the certificate.
+func TestTheParentAsksResponders(t *testing.T) {
+	for name, named := range map[string]bool{"named by the file": true, "named by the certificate": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			var revoked sync.Map
+			responder := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				text, err := io.ReadAll(r.Body)
+				if err != nil {
+					return
+				}
+				q, err := ocsp.ParseRequest(text)
+				if err != nil {
+					http.Error(rw, err.Error(), http.StatusBadRequest)
+					return
+				}
+				a := ocsp.Response{Status: ocsp.Good, SerialNumber: q.SerialNumber, ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour)}
+				if _, is := revoked.Load(q.SerialNumber.String()); is {
+					a.Status, a.RevokedAt = ocsp.Revoked, time.Now()
+				}
+				der, err := ocsp.CreateResponse(w.staff.cert, w.staff.cert, a, w.staff.key)
+				if err != nil {
+					http.Error(rw, err.Error(), http.StatusInternalServerError)
+					return
+				}
+				rw.Header().Set("Content-Type", "application/ocsp-response")
+				rw.Write(der)
+			}))
+			defer responder.Close()
+			c := &w.config.Clients[0]
+			c.CRL, c.OCSP = "", true
+			if named {
+				c.Responder = responder.URL + "/"
+			}
+			client := func(file, path string, at ...string) *x509.Certificate {
+				cert, key := w.staff.sign(w, func(c *x509.Certificate) {
+					c.URIs, c.ExtKeyUsage = []*url.URL{{Scheme: "spiffe", Host: "staff.example", Path: path}}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+					c.OCSPServer = at
+				})
+				w.file(file, certificate(cert), private(w, key))
+				return cert
+			}
+			client("olga.pem", "/eng/olga", responder.URL)
+			revoked.Store(client("bob.pem", "/eng/bob", responder.URL).SerialNumber.String(), true)
+			client("alone.pem", "/eng/alone")
+			w.start()
+			if got := w.curl("--cert", w.pem("olga.pem"), "/status"); got != "hello|200 1\n" {
+				t.Errorf("curl prints %q; want 200: %s", got, w.said())
+			}
+			if got := w.curl("--cert", w.pem("bob.pem"), "/status"); strings.Contains(got, "|200") {
+				t.Errorf("curl prints %q for a revoked client", got)
+			}
+			if got := w.curl("--cert", w.pem("alone.pem"), "/status"); (got == "hello|200 1\n") != named {
+				t.Errorf("curl prints %q for a client whose certificate names no responder", got)
+			}
+			responder.Close()
+			client("late.pem", "/eng/late", responder.URL)
+			if got := w.curl("--cert", w.pem("late.pem"), "/status"); strings.Contains(got, "|200") {
+				t.Errorf("curl prints %q for a client about whom nobody answers", got)
+			}
+			want := map[gateway.Reason]uint64{gateway.CertRevoked: 1, gateway.OCSPUnreachable: 2}
+			if named {
+				want[gateway.OCSPUnreachable] = 1
+			}
+			eventually(t, fmt.Sprintf("refusals are %v", want), func() bool { return maps.Equal(w.process.Statistics().Refused, want) })
+			w.verified()
+		})
+	}
+}
+
+// What a process wants asked that was taken over is asked of nobody.
+func TestTheParentAsksNobodyElse(t *testing.T) {
+	w := newWorld(t)
+	asked := make(chan string, 10)
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
+	defer other.Close()
+	w.config.Clients[0].OCSP = true
+	w.start()
+	stranger, _ := newIssuer(t, "staff").sign(t, func(c *x509.Certificate) { c.OCSPServer = []string{other.URL + "/stranger"} })
+	for name, q := range map[string]gateway.StatusQuestion{
+		"of a stranger's certificate": {Clients: "staff", Certificates: [][]byte{stranger.Raw, w.staff.cert.Raw}, Request: []byte{1}},
+		"of other clients":            {Clients: "guests", Certificates: [][]byte{w.alice.Raw, w.staff.cert.Raw}, Request: []byte{1}},
+		"that is long":                {Clients: "staff", Certificates: [][]byte{w.alice.Raw, w.staff.cert.Raw}, Request: make([]byte, statusBytes+1)},
+	} {
+		if der, err := w.process.status(t.Context(), q); err == nil {
+			t.Errorf("a question %s is answered with %x", name, der)
+		}
+	}
+	select {
+	case at := <-asked:
+		t.Errorf("somebody was asked for %s", at)
+	default:
+	}
 }
 
 // A worker that does not take the list of revoked identities does not go on.
