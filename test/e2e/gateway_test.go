@@ -539,6 +539,89 @@ func TestARevokedClientIsCutOff(t *testing.T) {
 	s.mayRefuse("r1", "stream-unknown")
 }
 
+// The agent asks openssl's responder, which runs on the gateway's node, about clients' certificates.
+func TestAResponderKeepsClientsOut(t *testing.T) {
+	t.Parallel()
+	const address = "[fc00:8::2]:443"
+	domain := strings.Replace(gatewayDomain(t, address), "revocation: {crl: staff.crl, older-than: 1h}", `revocation: {ocsp: true, responder: "http://127.0.0.1:8888/"}`, 1)
+	var bob tls.Certificate
+	index := func(s *shop, revoked ...*x509.Certificate) {
+		text := ""
+		for n := int64(101); n <= s.staff.serial; n++ { // all but the last are known
+			state, since := "V", ""
+			if slices.ContainsFunc(revoked, func(c *x509.Certificate) bool { return c.SerialNumber.Int64() == n }) {
+				state, since = "R", time.Now().UTC().Add(-time.Minute).Format("060102150405Z")
+			}
+			text += fmt.Sprintf("%s\t%s\t%s\t%04X\tunknown\t/CN=%d\n", state, time.Now().UTC().Add(24*time.Hour).Format("060102150405Z"), since, n, n)
+		}
+		next := filepath.Join(s.folder, "index.next")
+		must(t, errors.Join(os.WriteFile(next, []byte(text), 0o600), os.Rename(next, filepath.Join(s.folder, "index.txt"))))
+	}
+	s := newShopWith(t, domain, address, func(s *shop) {
+		der, err := x509.MarshalPKCS8PrivateKey(s.staff.key)
+		must(t, err)
+		s.staff.write("staff.key", &pem.Block{Type: "PRIVATE KEY", Bytes: der})
+		bob = s.staff.client("bob.pem", "/eng/bob")
+		index(s, bob.Leaf)
+		s.staff.client("strange.pem", "/eng/strange")
+	})
+	at := func(name string) string { return filepath.Join(s.folder, name) }
+	// Nobody answers yet.
+	if got := s.curl("olga.pem", "1.1", "/status"); strings.Contains(got, "200") {
+		t.Errorf("without a responder curl prints %q", got)
+	}
+	responder := exec.CommandContext(t.Context(), "openssl", "ocsp", "-port", "8888", "-index", at("index.txt"), "-CA", at("staff.pem"), "-rsigner", at("staff.pem"), "-rkey", at("staff.key"), "-nmin", "1")
+	must(t, s.Do("r1", responder.Start))
+	t.Cleanup(func() {
+		responder.Process.Kill()
+		responder.Wait()
+	})
+	eventually(t, func() error {
+		if got, want := s.curl("olga.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+			return fmt.Errorf("curl prints %q; want %q", got, want)
+		}
+		return nil
+	})
+	for _, client := range []string{"bob.pem", "strange.pem"} { // revoked, and not known
+		if got := s.curl(client, "1.1", "/status"); !strings.Contains(got, "|0 000") {
+			t.Errorf("%s: curl prints %q", client, got)
+		}
+	}
+	// One that is in the midst of an answer is cut off once the responder says so, which is asked again after half a minute.
+	began, ended := make(chan struct{}), make(chan string, 1)
+	go func() {
+		close(began)
+		ended <- s.curl("alice.pem", "1.1", "/files/slow")
+	}()
+	<-began
+	client := s.client("r1")
+	defer client.Close()
+	eventually(t, func() error {
+		list, err := client.Sessions(t.Context())
+		if err == nil && !slices.ContainsFunc(list.Sessions, func(s api.Session) bool { return s.UnderWay > 0 }) {
+			err = fmt.Errorf("sessions are %+v", list.Sessions)
+		}
+		return err
+	})
+	index(s, bob.Leaf, s.alice.Leaf)
+	// openssl looks at its index before it waits for the next question.
+	must(t, s.Do("r1", exec.Command("openssl", "ocsp", "-url", "http://127.0.0.1:8888/", "-issuer", at("staff.pem"), "-serial", "1", "-noverify").Run))
+	if got := <-ended; !strings.Contains(got, "curl:") || strings.Contains(got, "(28)") {
+		t.Errorf("curl prints %q for the answer that was under way; want that it is cut off", got)
+	}
+	refused := map[string]uint64{}
+	eventually(t, func() error {
+		v, err := client.Services(t.Context())
+		for _, r := range v.Refused {
+			refused[r.Reason] = r.Count
+		}
+		if err == nil && (refused["cert-revoked"] != 2 || refused["ocsp-invalid"] != 1 || refused["ocsp-unreachable"] == 0) {
+			err = fmt.Errorf("refusals are %v", v.Refused)
+		}
+		return err
+	})
+}
+
 // An identity that an operator has revoked is out at once, also at the next agent and gateway, and others go on.
 func TestARevokedIdentityStaysOut(t *testing.T) {
 	t.Parallel()
