@@ -170,3 +170,29 @@ func (r Recording) Ticket() []byte {
 	r.t.Fatal("the client offers no ticket")
 	panic("unreachable")
 }
+
+// Seal makes a record of TLS_AES_128_GCM_SHA256 with a traffic secret; kind is its content type (RFC 8446 section 5.2).
+func Seal(t testing.TB, secret []byte, number uint64, kind byte, text []byte) []byte {
+	t.Helper()
+	r := Recording{t: t}
+	block, err := aes.NewCipher(r.label(secret, "key", nil, 16))
+	if err != nil {
+		t.Fatal(err)
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nonce := r.label(secret, "iv", nil, 12)
+	for i := range 8 {
+		nonce[4+i] ^= byte(number >> (8 * (7 - i)))
+	}
+	head := binary.BigEndian.AppendUint16([]byte{23, 3, 3}, uint16(len(text)+1+aead.Overhead()))
+	return aead.Seal(head, nonce, append(bytes.Clone(text), kind), head)
+}
+
+// Next is the traffic secret behind a KeyUpdate (RFC 8446 section 7.2).
+func Next(t testing.TB, secret []byte) []byte {
+	t.Helper()
+	return Recording{t: t}.label(secret, "traffic upd", nil, 32)
+}
