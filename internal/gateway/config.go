@@ -56,7 +56,8 @@ type Service struct {
 	Clients     *Clients
 	Rules       policy.Rules
 	Origin      Origin
-	Opaque      model.Opaque // On: connections are carried, and no HTTP is read
+	Opaque      model.Opaque        // On: connections are carried, and no HTTP is read
+	Headers     model.ClientHeaders // by which the origin hears who a client is
 	// Destinations are what clients of a proxy ask for by CONNECT (RFC 9110 section 9.3.6), by host and port, and where that
 	// leads. nil: the service is no proxy. A proxy has no Origin, and its connections are carried from the answer on.
 	Destinations map[string]netip.AddrPort

@@ -64,7 +64,7 @@ func Explain(s model.Service, c model.Clients, files Files, q Question, now time
 	if out.Identity, err = clients.Verify(q.Shown, now); err != nil {
 		return refused(err)
 	}
-	in := Service{Name: s.Name, Hosts: s.Hosts, Port: s.Address.Port(), Rules: rules}
+	in := Service{Name: s.Name, Hosts: s.Hosts, Port: s.Address.Port(), Rules: rules, Headers: s.Headers}
 	host, _, _ := strings.Cut(strings.ToLower(q.Host), ":")
 	if s.Mode == model.ModeConnect {
 		host = strings.ToLower(q.Host)

@@ -158,7 +158,7 @@ func Load(files Files, clients []model.Clients, services []model.Service, now ti
 	}
 	var out []Service
 	for _, s := range services {
-		in := Service{Name: s.Name, Hosts: s.Hosts, Address: s.Address, Port: s.Address.Port(), Clients: groups[s.Clients], Opaque: s.Opaque}
+		in := Service{Name: s.Name, Hosts: s.Hosts, Address: s.Address, Port: s.Address.Port(), Clients: groups[s.Clients], Opaque: s.Opaque, Headers: s.Headers}
 		var kind model.IdentityKind
 		for _, c := range clients {
 			if c.Name == s.Clients {

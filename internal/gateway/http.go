@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"io"
 	"log"
@@ -173,7 +174,7 @@ func (s *Service) asked(identity, host string, r *http.Request) (asked policy.Re
 	if err != nil {
 		return asked, raw, refuse(PathAmbiguous, "the path %w", err)
 	}
-	return policy.Request{Identity: identity, Host: its, Method: r.Method, Path: path, Header: decidable(r.Header)}, raw, nil
+	return policy.Request{Identity: identity, Host: its, Method: r.Method, Path: path, Header: s.decidable(r.Header)}, raw, nil
 }
 
 // decide finds the rule that lets a request in.
@@ -241,9 +242,34 @@ func isRemoved(name string) bool {
 	return slices.Contains(removed, name) || slices.ContainsFunc(removedPrefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
+// isRemoved reports whether what clients send under a name does not go on.
+func (s *Service) isRemoved(name string) bool {
+	plain := hyphened(name)
+	return isRemoved(name) || slices.ContainsFunc(s.Headers.List(), func(own string) bool { return own != "" && hyphened(own) == plain })
+}
+
+// tell says to the origin who the client is.
+func (s *Service) tell(out http.Header, who *session) {
+	set := func(name, value string) {
+		if name != "" {
+			out.Set(name, value)
+		}
+	}
+	cert := who.shown[0].Raw
+	if s.Headers.Certificate != "" {
+		// RFC 9440 section 2.2: a byte sequence of structured fields.
+		set(s.Headers.Certificate, ":"+base64.StdEncoding.EncodeToString(cert)+":")
+	}
+	if s.Headers.PEM != "" {
+		set(s.Headers.PEM, strings.ReplaceAll(url.QueryEscape(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}))), "+", "%20"))
+	}
+	set(s.Headers.Identity, who.identity)
+	set(s.Headers.Serial, who.serial)
+}
+
 // decidable gives the headers that rules look at: those that go on to the origin. One that is there under another name too,
 // or alone, which some read as the same, has no value that is sure.
-func decidable(all http.Header) func(name string) []string {
+func (s *Service) decidable(all http.Header) func(name string) []string {
 	gone := slices.Clone(hopByHop)
 	for _, v := range all["Connection"] {
 		for name := range strings.SplitSeq(v, ",") {
@@ -254,7 +280,7 @@ func decidable(all http.Header) func(name string) []string {
 	for name, v := range all {
 		plain := hyphened(name)
 		switch {
-		case slices.Contains(gone, name) || isRemoved(name):
+		case slices.Contains(gone, name) || s.isRemoved(name):
 		case name == plain:
 			values[name] = slices.Clone(v)
 		default:
@@ -274,7 +300,7 @@ func (h *handler) rewrite(p *httputil.ProxyRequest) {
 	d := p.In.Context().Value(decisionKey{}).(*decision)
 	out := p.Out
 	for name := range out.Header {
-		if isRemoved(name) {
+		if d.service.isRemoved(name) {
 			delete(out.Header, name)
 		}
 	}
@@ -285,8 +311,7 @@ func (h *handler) rewrite(p *httputil.ProxyRequest) {
 		out.Header.Del("Upgrade")
 		out.Header.Del("Connection")
 	}
-	// RFC 9440 section 2.2: a byte sequence of structured fields.
-	out.Header.Set("Client-Cert", ":"+base64.StdEncoding.EncodeToString(d.session.shown[0].Raw)+":")
+	d.service.tell(out.Header, d.session)
 	out.Host = d.session.host
 	// Of the client's URL nothing goes on but what is named here. The transport knows the address and the seal.
 	in := p.In.URL
@@ -308,6 +333,9 @@ func (h *handler) RoundTrip(r *http.Request) (*http.Response, error) {
 func (h *handler) answer(r *http.Response) error {
 	r.Header.Del("Alt-Svc") // leads around the gateway
 	r.Header.Del("Client-Cert")
+	for _, name := range r.Request.Context().Value(decisionKey{}).(*decision).service.Headers.List() {
+		r.Header.Del(name)
+	}
 	if r.StatusCode == http.StatusSwitchingProtocols {
 		r.Request.Context().Value(decisionKey{}).(*decision).counted.status = r.StatusCode
 	}

@@ -5,10 +5,12 @@ import (
 	"bytes"
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"runtime"
 	"strings"
 	"sync"
@@ -253,6 +255,82 @@ func TestTheOriginHearsFromTheGatewayAloneWhoTheClientIs(t *testing.T) {
 		}
 		if got.Get("X-Kept") != "yes" {
 			t.Errorf("%s: another header is lost", name)
+		}
+	}
+}
+
+// Under names of the file the origin hears who the client is from the gateway alone, as under Client-Cert; what does not name the certificate
+// does not send it.
+func TestTheOriginHearsByNamesOfTheFile(t *testing.T) {
+	headers := model.ClientHeaders{PEM: "X-Shop-Cert", Identity: "Remote-Caller", Serial: "X-Shop-Serial"}
+	w := newWorld(t, func(w *world, c *Config) {
+		c.Services[0].Headers = headers
+		c.Services[0].Rules = w.rules(model.ServiceRule{Who: "**", Path: "/x", Chain: "light"},
+			model.ServiceRule{Who: "**", Headers: []model.ServiceHeader{{Name: "X-Shop-Serial", Value: "1"}}, Chain: "deep"})
+	})
+	forged := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		for _, h := range append(headers.List(), "Client-Cert") {
+			if h != "" {
+				rw.Header().Set(h, "from the origin")
+			}
+		}
+	})
+	w.answer.Store(&forged)
+	c := w.staff.client(t, "/eng/alice")
+	for name, sent := range map[string][]string{
+		"none":             nil,
+		"as they are":      {"X-Shop-Cert: a", "Remote-Caller: b", "X-Shop-Serial: 1", "Client-Cert: :AAAA:"},
+		"with underscores": {"X_Shop_Cert: a", "REMOTE_CALLER: b", "X_shop-serial: 1", "Client_Cert: :AAAA:"},
+		"with dots":        {"X.Shop.Cert: a", "Remote.Caller: b"},
+		"of one hop":       {"Connection: X-Shop-Cert, Remote-Caller, X-Shop-Serial"},
+	} {
+		w.mu.Lock()
+		w.seen = nil
+		w.mu.Unlock()
+		conn, err := w.connect(w.tls(&c, "shop.example.org"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := ask(conn, "GET", "/x", "shop.example.org", sent...)
+		if err != nil || r.StatusCode != 200 {
+			t.Fatalf("%s: %v, %v", name, r, err)
+		}
+		for _, h := range append(headers.List(), "Client-Cert") {
+			if v := r.Header.Values(h); h != "" && len(v) > 0 {
+				t.Errorf("%s: the client gets %s: %q", name, h, v)
+			}
+		}
+		if r, err := ask(conn, "GET", "/y", "shop.example.org", sent...); err != nil || r.StatusCode != 403 {
+			t.Errorf("%s: by what the client says about itself a rule lets it in: %v, %v", name, r, err)
+		}
+		conn.Close()
+		w.mu.Lock()
+		got := w.seen[0].Header
+		w.mu.Unlock()
+		for h, v := range got {
+			switch plain := hyphened(h); plain {
+			case "X-Shop-Cert":
+				text, err := url.PathUnescape(v[0])
+				block, _ := pem.Decode([]byte(text))
+				if err != nil || len(v) != 1 || h != plain || block == nil || !bytes.Equal(block.Bytes, c.Leaf.Raw) || strings.ContainsAny(v[0], "+/= \n") {
+					t.Errorf("%s: the origin gets %s: %q", name, h, v)
+				}
+			case "Remote-Caller":
+				if h != plain || len(v) != 1 || v[0] != "spiffe://staff.example/eng/alice" {
+					t.Errorf("%s: the origin gets %s: %q", name, h, v)
+				}
+			case "X-Shop-Serial":
+				if h != plain || len(v) != 1 || v[0] != c.Leaf.SerialNumber.Text(16) {
+					t.Errorf("%s: the origin gets %s: %q", name, h, v)
+				}
+			case "Client-Cert":
+				t.Errorf("%s: the origin gets the certificate by a name that the file does not have", name)
+			}
+		}
+		for _, h := range headers.List() {
+			if h != "" && got.Get(h) == "" {
+				t.Errorf("%s: the origin gets no %s", name, h)
+			}
 		}
 	}
 }

@@ -244,8 +244,8 @@ func newWorld(t testing.TB, change func(*world, *Config)) *world {
 	c := Config{
 		Services: []Service{
 			{Name: "shop", Hosts: []string{"shop.example.org", "www.example.org"}, Port: netip.MustParseAddrPort(w.address).Port(),
-				Certificate: w.web.server(t, "shop.example.org", "www.example.org"), Clients: clients, Rules: rules, Origin: to},
-			{Name: "other", Hosts: []string{"other.example.org"}, Certificate: w.web.server(t, "other.example.org"), Clients: clients, Rules: rules, Origin: to},
+				Certificate: w.web.server(t, "shop.example.org", "www.example.org"), Clients: clients, Rules: rules, Origin: to, Headers: model.StandardHeaders()},
+			{Name: "other", Hosts: []string{"other.example.org"}, Certificate: w.web.server(t, "other.example.org"), Clients: clients, Rules: rules, Origin: to, Headers: model.StandardHeaders()},
 		},
 		Dialer: w, Audit: audit, Limits: DefaultLimits(), Log: slog.New(slog.DiscardHandler), Now: w.now,
 	}

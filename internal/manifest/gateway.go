@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/gateway/policy"
@@ -46,6 +47,8 @@ type service struct {
 	protocol    item[string]
 	alpn        item[[]item[string]]
 	idle        item[time.Duration]
+	headers     place // client-headers
+	headerNames [4]item[string]
 
 	destinations item[[]destination]
 }
@@ -162,6 +165,18 @@ func readService(c cursor) service {
 			)
 		}},
 		field{"clients", true, into(&s.clients, nameOf("clients entry"))},
+		field{"client-headers", false, func(c cursor) {
+			s.headers = c.at
+			headerName := func(c cursor) item[string] {
+				return c.checked("name of a header, such as X-Client-Identity", model.CheckHeaderName)
+			}
+			c.fields(
+				field{"certificate", false, into(&s.headerNames[0], headerName)},
+				field{"pem", false, into(&s.headerNames[1], headerName)},
+				field{"identity", false, into(&s.headerNames[2], headerName)},
+				field{"serial", false, into(&s.headerNames[3], headerName)},
+			)
+		}},
 		field{"origin", false, func(c cursor) {
 			s.from = c.at
 			c.fields(
@@ -299,6 +314,41 @@ func (s *service) opaque() model.Opaque {
 		o.Idle = s.idle.value
 	}
 	return o
+}
+
+// clientHeaders are those by which the origin hears who a client is.
+func (s *service) clientHeaders() model.ClientHeaders {
+	switch {
+	case s.opaque().On:
+		return model.ClientHeaders{}
+	case s.headers == place{}:
+		return model.StandardHeaders()
+	}
+	n := s.headerNames
+	return model.ClientHeaders{Certificate: n[0].value, PEM: n[1].value, Identity: n[2].value, Serial: n[3].value}
+}
+
+// checkClientHeaders holds that they are of a service of HTTP, and different.
+func (c *checker) checkClientHeaders(s *service) {
+	if s.headers == (place{}) {
+		return
+	}
+	if s.opaque().On {
+		c.problemf(s.headers, "client-headers are for services of HTTP; this one carries what it does not read")
+		return
+	}
+	given := 0
+	for i, n := range s.headerNames {
+		if n.given() {
+			given++
+		}
+		if n.ok && slices.ContainsFunc(s.headerNames[:i], func(o item[string]) bool { return o.ok && strings.EqualFold(o.value, n.value) }) {
+			c.problemf(n.at, "%q is given twice", n.value)
+		}
+	}
+	if given == 0 {
+		c.problemf(s.headers, "no names; expect one at least, as in {identity: X-Client-Identity}, or leave client-headers out for Client-Cert")
+	}
 }
 
 // checkOpaque holds that settings of connections are those of a service whose bytes are not read.
@@ -474,6 +524,7 @@ func (c *checker) checkService(s *service) {
 		c.problemf(s.origin.at, "%s is of another version of IP than %s, where clients connect to, and the origin sees the client's address; give both of one version", s.origin.value, s.address.value)
 	}
 	c.checkOpaque(s)
+	c.checkClientHeaders(s)
 	c.checkDestinations(s)
 	cl := resolve(c.reader, s.clients, c.clients, "clients entry")
 	c.checkServiceRules(s, cl)
@@ -506,7 +557,7 @@ func (c *checker) checkServiceRules(s *service, cl *clients) {
 		if !known || !r.whole {
 			continue
 		}
-		more, err := rules.Append(r.model(), model.Service{Hosts: values(s.hosts.value), Opaque: s.opaque(), Mode: s.gatewayMode(), Destinations: s.destinationModels()}, kind)
+		more, err := rules.Append(r.model(), model.Service{Hosts: values(s.hosts.value), Opaque: s.opaque(), Mode: s.gatewayMode(), Destinations: s.destinationModels(), Headers: s.clientHeaders()}, kind)
 		if hidden, ok := errors.AsType[*policy.HiddenError](err); ok {
 			c.problemf(r.at, "no request reaches this rule: the one in line %d takes them all before; put this one in front of it, or remove it", lines[hidden.By])
 			continue
@@ -678,7 +729,7 @@ func (f *file) gatewayModels(name string) (cl []model.Clients, services []model.
 			Name: s.name.value, Hosts: values(s.hosts.value), Nodes: values(s.nodes.value), Address: s.address.value,
 			Certificate: s.certificate.value, Key: s.key.value, Clients: s.clients.value,
 			Origin: model.Origin{Address: s.origin.value, CA: s.originCA.value, Name: s.originName.value, CAAt: s.originCA.at.source(name)},
-			Opaque: s.opaque(), Mode: s.gatewayMode(), Destinations: s.destinationModels(),
+			Opaque: s.opaque(), Mode: s.gatewayMode(), Destinations: s.destinationModels(), Headers: s.clientHeaders(),
 			At: s.at.source(name), CertificateAt: s.certificate.at.source(name), KeyAt: s.key.at.source(name),
 		}
 		for i := range s.rules.value {

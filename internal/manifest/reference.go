@@ -214,6 +214,14 @@ func Sections() []Section {
 			Text: "The gateway's certificate for clients. It must be valid for all hosts of the service. Only its owner may have access to the key's file.",
 		},
 		{
+			Path: "services[].client-headers", Title: "services: client-headers",
+			Text: "The names of the headers by which the origin hears who a client is. What clients send under these names, or under names that many read as the same (underscores for hyphens), is removed ([ADR 0132](../adr/0132-who-the-client-is-by-names-of-the-file.md)).",
+			Rules: []string{
+				"There is at least one. Without `client-headers` there is `certificate: Client-Cert`.",
+				"Rules look at no header of these names.",
+			},
+		},
+		{
 			Path: "services[].origin", Title: "services: origin",
 			Text: "The server that receives the requests. The source of the gateway's packets is the client's address, with a port of the chain.",
 			Rules: []string{
@@ -400,13 +408,19 @@ func Descriptions() map[string]Description {
 		"clients[].revocation.older-than": {" none, with `ocsp: true` 24h", "The highest age of a list, and of a responder's answer. An older list or answer is not used, and clients of an authority without a list are refused."},
 		"clients[].revocation.lifetime":   {" any", "The highest lifetime of a certificate. The gateway refuses one with a longer lifetime, even if it expires soon."},
 
-		"services[].name":         {"", "The service's name, which is also in the audit log."},
-		"services[].hosts":        {"", "The service's host names, in TLS (SNI) and in each request. At most " + strconv.Itoa(model.HostsMax) + "."},
-		"services[].gateway":      {"", "The node and the address of the gateway; see [gateway](#services-gateway)."},
-		"services[].certificate":  {"", "The gateway's certificate for clients; see [certificate](#services-certificate)."},
-		"services[].clients":      {"", "The clients that may use the service."},
-		"services[].origin":       {" none, in mode `connect`", "The server that receives the requests; see [origin](#services-origin)."},
-		"services[].destinations": {" none, except in mode `connect`", "What clients of a proxy may ask for; see [destinations](#services-destinations). At most " + strconv.Itoa(model.DestinationsMax) + "."},
+		"services[].name":           {"", "The service's name, which is also in the audit log."},
+		"services[].hosts":          {"", "The service's host names, in TLS (SNI) and in each request. At most " + strconv.Itoa(model.HostsMax) + "."},
+		"services[].gateway":        {"", "The node and the address of the gateway; see [gateway](#services-gateway)."},
+		"services[].certificate":    {"", "The gateway's certificate for clients; see [certificate](#services-certificate)."},
+		"services[].clients":        {"", "The clients that may use the service."},
+		"services[].client-headers": {" `{certificate: Client-Cert}`, with `protocol: http`", "The headers by which the origin hears who a client is; see [client-headers](#services-client-headers)."},
+
+		"services[].client-headers.certificate": {" none", "The client's certificate in base64 between colons (RFC 9440)."},
+		"services[].client-headers.pem":         {" none", "The client's certificate in PEM, percent-encoded, as nginx's `$ssl_client_escaped_cert` has it."},
+		"services[].client-headers.identity":    {" none", "The client's identity, as rules see it."},
+		"services[].client-headers.serial":      {" none", "The serial number of the client's certificate, hexadecimal."},
+		"services[].origin":                     {" none, in mode `connect`", "The server that receives the requests; see [origin](#services-origin)."},
+		"services[].destinations":               {" none, except in mode `connect`", "What clients of a proxy may ask for; see [destinations](#services-destinations). At most " + strconv.Itoa(model.DestinationsMax) + "."},
 
 		"services[].destinations[].host":    {"", "The name of the host that clients ask for. The gateway does not resolve it."},
 		"services[].destinations[].port":    {" that of the address", "The port that clients ask for."},

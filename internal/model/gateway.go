@@ -54,6 +54,7 @@ type Service struct {
 	Mode        GatewayMode
 	// Destinations are what clients of a gateway in mode connect may ask for; it has no Origin.
 	Destinations []Destination
+	Headers      ClientHeaders // of a service of HTTP; else none
 
 	At, CertificateAt, KeyAt Source
 }
@@ -64,6 +65,57 @@ type Origin struct {
 	CA      string // a file; "": plain
 	Name    string // that the origin's certificate is for
 	CAAt    Source
+}
+
+// ClientHeaders are the names of headers by which an origin hears who a client is. "": it does not hear that.
+type ClientHeaders struct {
+	Certificate string // as RFC 9440 has it
+	PEM         string // the certificate in PEM, with percent signs (RFC 3986 section 2.1), as nginx gives it
+	Identity    string
+	Serial      string // of the certificate, hexadecimal
+}
+
+// StandardHeaders are those of a service that names none.
+func StandardHeaders() ClientHeaders { return ClientHeaders{Certificate: "Client-Cert"} }
+
+// List has the names, with "" for those that are not there.
+func (h ClientHeaders) List() []string { return []string{h.Certificate, h.PEM, h.Identity, h.Serial} }
+
+// CheckHeaderName holds the rule for names of headers by which an origin hears who a client is.
+func CheckHeaderName(s string) error {
+	const most = 64
+	ok := s != "" && len(s) <= most && s[0] != '-' && s[len(s)-1] != '-'
+	for _, c := range s {
+		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-')
+	}
+	if !ok {
+		return fmt.Errorf("is not the name of a header such as X-Client-Identity, of letters, digits and hyphens, at most %d", most)
+	}
+	switch lower := strings.ToLower(s); {
+	case slices.Contains([]string{"host", "connection", "keep-alive", "te", "trailer", "upgrade", "expect", "cookie", "date", "range", "accept", "origin", "referer", "user-agent", "http2-settings"}, lower),
+		strings.HasPrefix(lower, "content-"), strings.HasPrefix(lower, "transfer-"), strings.HasPrefix(lower, "proxy-"), strings.HasPrefix(lower, "if-"), strings.HasPrefix(lower, "accept-"):
+		return fmt.Errorf("has a meaning in HTTP; expect a name of your own, such as X-Client-Identity")
+	}
+	return nil
+}
+
+// Check holds what the names must keep by themselves.
+func (h ClientHeaders) Check() error {
+	seen := map[string]bool{}
+	for _, name := range h.List() {
+		if name == "" {
+			continue
+		}
+		if err := CheckHeaderName(name); err != nil {
+			return fmt.Errorf("%q %w", name, err)
+		}
+		if lower := strings.ToLower(name); seen[lower] {
+			return fmt.Errorf("%q is given twice", name)
+		} else {
+			seen[lower] = true
+		}
+	}
+	return nil
 }
 
 // Opaque is how bytes of a service go on that are not HTTP. The zero value is of a service of HTTP.

@@ -272,6 +272,12 @@ func (s Service) Check() error {
 	if err := s.Opaque.Check(); err != nil {
 		return fmt.Errorf("protocol: %w", err)
 	}
+	if err := s.Headers.Check(); err != nil {
+		return fmt.Errorf("client-headers: %w", err)
+	}
+	if s.Opaque.On && s.Headers != (ClientHeaders{}) {
+		return errors.New("client-headers: are for services of HTTP")
+	}
 	if err := s.checkDestinations(); err != nil {
 		return err
 	}

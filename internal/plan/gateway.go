@@ -275,6 +275,15 @@ type serviceFile struct {
 	Mode        model.GatewayMode `json:"mode,omitempty"`
 
 	Destinations []destinationFile `json:"destinations,omitempty"`
+	// Headers are left out where they are the standard's.
+	Headers *clientHeadersFile `json:"client-headers,omitempty"`
+}
+
+type clientHeadersFile struct {
+	Certificate string `json:"certificate,omitempty"`
+	PEM         string `json:"pem,omitempty"`
+	Identity    string `json:"identity,omitempty"`
+	Serial      string `json:"serial,omitempty"`
 }
 
 type destinationFile struct {
@@ -330,6 +339,10 @@ func gatewayToFile(g *Gateway) *gatewayFile {
 			Name: s.Name, Hosts: s.Hosts, Node: s.Nodes[0], Address: s.Address, Certificate: s.Certificate, Key: s.Key, Clients: s.Clients,
 			Mode: s.Mode,
 		}
+		if !s.Opaque.On && s.Headers != model.StandardHeaders() {
+			h := clientHeadersFile(s.Headers)
+			sf.Headers = &h
+		}
 		if s.Mode != model.ModeConnect {
 			sf.Origin = &originFile{s.Origin.Address, s.Origin.CA, s.Origin.Name}
 		}
@@ -374,6 +387,12 @@ func (f *gatewayFile) gateway() *Gateway {
 		}
 		for _, d := range s.Destinations {
 			ms.Destinations = append(ms.Destinations, model.Destination(d))
+		}
+		switch {
+		case s.Headers != nil:
+			ms.Headers = model.ClientHeaders(*s.Headers)
+		case s.Opaque == nil:
+			ms.Headers = model.StandardHeaders()
 		}
 		if s.Opaque != nil {
 			ms.Opaque = model.Opaque{On: true, ALPN: s.Opaque.ALPN, Idle: time.Duration(s.Opaque.Idle)}

@@ -25,7 +25,8 @@ func serving() model.Domain {
 	d.Clients = []model.Clients{{Name: "staff", CA: "staff-ca.pem", Kind: model.IdentitySPIFFE, Within: "staff.example", CRL: "staff.crl", OCSP: true, Responder: "http://ocsp.example.org:8080/", OlderThan: time.Hour, Lifetime: 24 * time.Hour}}
 	d.Services = []model.Service{{
 		Name: "shop", Hosts: []string{"shop.example.org"}, Nodes: []string{"r1"}, Address: origin, Certificate: "shop.pem", Key: "shop.key", Clients: "staff",
-		Origin: model.Origin{Address: origin, CA: "origin-ca.pem", Name: "shop.internal"},
+		Origin:  model.Origin{Address: origin, CA: "origin-ca.pem", Name: "shop.internal"},
+		Headers: model.ClientHeaders{Certificate: "Client-Cert", PEM: "X-Cert", Identity: "X-Client", Serial: "X-Serial"},
 		Rules: []model.ServiceRule{
 			{Who: "spiffe://staff.example/ops/*", Methods: []string{"GET"}, Hosts: []string{"shop.example.org"}, Path: "/status", Headers: []model.ServiceHeader{{Name: "X-Version", Value: "beta"}}, Chain: "light"},
 			{Who: "**", Chain: "web"},
@@ -216,13 +217,22 @@ func TestServicesThatDoNotHoldAreRefused(t *testing.T) {
 			c.CRL, c.OCSP, c.Responder, c.Lifetime, c.OlderThan = "", false, "", 0, 0
 		}, "stolen key"},
 		"a responder that nobody asks": {func(d *model.Domain) { d.Clients[0].OCSP = false }, "responder needs ocsp"},
-		"a responder by file":          {func(d *model.Domain) { d.Clients[0].Responder = "file:///etc/shadow" }, "not a URL of a responder"},
-		"answers of any age":           {func(d *model.Domain) { d.Clients[0].CRL, d.Clients[0].OlderThan = "", 0 }, "older-than 0s is not from"},
-		"a rule that is hidden":        {func(d *model.Domain) { r := d.Services[0].Rules; r[0], r[1] = r[1], r[0] }, "never reached"},
-		"another origin":               {func(d *model.Domain) { d.Services[0].Origin.Address = netip.MustParseAddrPort("[fc00:8::3]:443") }, "leads to"},
-		"a chain around":               {func(d *model.Domain) { d.Chains = append(d.Chains, around(1)) }, "same priority"},
-		"a chain around the rest":      {func(d *model.Domain) { d.Chains = append(d.Chains, around(2)) }, "same priority"},
-		"two services with a host":     {func(d *model.Domain) { s := d.Services[0]; s.Name = "two"; d.Services = append(d.Services, s) }, "is that of service shop already"},
+		"a header of HTTP's own":       {func(d *model.Domain) { d.Services[0].Headers.Identity = "Content-Length" }, "has a meaning in HTTP"},
+		"a header of two words":        {func(d *model.Domain) { d.Services[0].Headers.Identity = "X Client" }, "is not the name of a header"},
+		"a header of two means": {func(d *model.Domain) {
+			d.Services[0].Headers = model.ClientHeaders{Identity: "X-Client", Serial: "x-client"}
+		}, "is given twice"},
+		"headers for no request": {func(d *model.Domain) {
+			d.Services[0].Opaque = model.Opaque{On: true, Idle: time.Hour}
+			d.Services[0].Headers = model.StandardHeaders()
+		}, "are for services of HTTP"},
+		"a responder by file":      {func(d *model.Domain) { d.Clients[0].Responder = "file:///etc/shadow" }, "not a URL of a responder"},
+		"answers of any age":       {func(d *model.Domain) { d.Clients[0].CRL, d.Clients[0].OlderThan = "", 0 }, "older-than 0s is not from"},
+		"a rule that is hidden":    {func(d *model.Domain) { r := d.Services[0].Rules; r[0], r[1] = r[1], r[0] }, "never reached"},
+		"another origin":           {func(d *model.Domain) { d.Services[0].Origin.Address = netip.MustParseAddrPort("[fc00:8::3]:443") }, "leads to"},
+		"a chain around":           {func(d *model.Domain) { d.Chains = append(d.Chains, around(1)) }, "same priority"},
+		"a chain around the rest":  {func(d *model.Domain) { d.Chains = append(d.Chains, around(2)) }, "same priority"},
+		"two services with a host": {func(d *model.Domain) { s := d.Services[0]; s.Name = "two"; d.Services = append(d.Services, s) }, "is that of service shop already"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := serving()

@@ -126,6 +126,9 @@ func compile(r model.ServiceRule, s model.Service, kind model.IdentityKind) (c R
 		if !isToken(h.Name) {
 			return c, fmt.Errorf("header %q is not a name of a header", h.Name)
 		}
+		if slices.ContainsFunc(s.Headers.List(), func(name string) bool { return strings.EqualFold(name, h.Name) }) {
+			return c, fmt.Errorf("header %q says to the origin who the client is, and comes from the gateway alone; use who", h.Name)
+		}
 		if hyphened := strings.ReplaceAll(h.Name, "_", "-"); hyphened != h.Name {
 			return c, fmt.Errorf("header %q: many read an underscore as a hyphen, and no rule can tell the two apart; name %s", h.Name, hyphened)
 		}

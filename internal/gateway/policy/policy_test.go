@@ -129,11 +129,12 @@ func TestRulesThatMeanNothingAreRefused(t *testing.T) {
 		"refused for everybody":           {rule(func(r *model.ServiceRule) { r.Methods = []string{"TRACE"} })},
 		"not one of the service":          {rule(func(r *model.ServiceRule) { r.Hosts = []string{"x.example.org"} })},
 		"tell the two apart":              {rule(func(r *model.ServiceRule) { r.Headers = []model.ServiceHeader{{Name: "X_Env"}} })},
+		"comes from the gateway alone":    {rule(func(r *model.ServiceRule) { r.Headers = []model.ServiceHeader{{Name: "x-caller"}} })},
 		"path parameters":                 {rule(func(r *model.ServiceRule) { r.Path = "/a;b" })},
 		"not a name of a header":          {rule(func(r *model.ServiceRule) { r.Headers = []model.ServiceHeader{{Name: "a b"}} })},
 		"rule 2 is never reached: rule 1": {rule(func(r *model.ServiceRule) { r.Who = "spiffe://s.example/*" }), rule(func(r *model.ServiceRule) { r.Path = "/x" })},
 	} {
-		if _, err := Compile(model.Service{Hosts: []string{"a.example.org"}, Rules: list}, model.IdentitySPIFFE); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := Compile(model.Service{Hosts: []string{"a.example.org"}, Rules: list, Headers: model.ClientHeaders{Identity: "X-Caller"}}, model.IdentitySPIFFE); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v; want %q", err, says)
 		}
 	}
