@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/test/tlsrecord"
 )
 
@@ -119,7 +120,7 @@ func TestRecordsThatAreWrongEndTheirSession(t *testing.T) {
 				}
 				return
 			}
-			c.Conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+			c.Conn.SetReadDeadline(time.Now().Add(await.Limit(20 * time.Second)))
 			got, err := io.ReadAll(c.tls)
 			if n, ok := errors.AsType[net.Error](err); ok && n.Timeout() || bytes.Contains(got, []byte("200 OK")) {
 				t.Errorf("the session goes on: %q, %v", got, err)
@@ -168,7 +169,7 @@ func (f *frames) headers(list ...string) []byte {
 
 // outcome is the status of a stream, "reset", or "over" when the connection is.
 func (f *frames) outcome(stream uint32) string {
-	f.conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	f.conn.SetReadDeadline(time.Now().Add(await.Limit(20 * time.Second)))
 	for {
 		frame, err := f.ReadFrame()
 		if n, ok := errors.AsType[net.Error](err); ok && n.Timeout() {
@@ -307,7 +308,7 @@ func TestHeadersOfHTTP2AreBounded(t *testing.T) {
 			if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: f.headers(":method", "GET"), EndStream: true}); err != nil {
 				return err
 			}
-			f.conn.SetWriteDeadline(time.Now().Add(5 * time.Second))
+			f.conn.SetWriteDeadline(time.Now().Add(await.Limit(5 * time.Second)))
 			for range 200_000 {
 				if err := f.WriteContinuation(1, false, nil); err != nil {
 					return nil
@@ -408,7 +409,7 @@ func TestAClientThatDoesNotReadIsLeft(t *testing.T) {
 			}
 			select {
 			case <-gone:
-			case <-time.After(20 * time.Second):
+			case <-time.After(await.Limit(20 * time.Second)):
 				t.Error("the origin is still asked for bytes that nobody takes")
 			}
 		})

@@ -29,6 +29,7 @@ import (
 
 	"golang.org/x/crypto/ocsp"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -467,7 +468,7 @@ func TestRespondersAreHeldToHTTP(t *testing.T) {
 			ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			if test.want != "deadline exceeded" {
 				stop()
-				ctx, stop = context.WithTimeout(t.Context(), 20*time.Second)
+				ctx, stop = context.WithTimeout(t.Context(), await.Limit(20*time.Second))
 			}
 			defer stop()
 			der, err := r.Ask(ctx, server.URL, []byte("a question"))
@@ -535,7 +536,7 @@ func (w *world) lasting(path string) tls.Certificate {
 
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(await.Limit(20 * time.Second)); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("after 20 s still not: %s", what)
 		}

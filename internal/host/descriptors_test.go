@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/await"
 )
 
 // What a thread with a table of its own opens is nobody else's, and what it does not keep is closed there: the reader of a pipe sees the
@@ -45,7 +47,7 @@ func TestOwnDescriptorsAreTheThreads(t *testing.T) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
 		t.Errorf("the thread's descriptor %d elsewhere: %v; want EBADF", fd, err)
 	}
-	must(t, errors.Join(w.Close(), r.SetReadDeadline(time.Now().Add(30*time.Second))))
+	must(t, errors.Join(w.Close(), r.SetReadDeadline(time.Now().Add(await.Limit(30*time.Second)))))
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("read a pipe that the process has closed: %v; want its end", err)
 	}

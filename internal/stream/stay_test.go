@@ -205,7 +205,7 @@ func drains(t *testing.T, w *world) {
 	if _, err := Find(name); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a worker that drains is found: %v", err)
 	}
-	must(t, lookup.SetReadDeadline(time.Now().Add(30*time.Second)))
+	must(t, lookup.SetReadDeadline(time.Now().Add(await.Limit(30*time.Second))))
 	if _, err := lookup.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("the program that gives it connections: %v; want that the worker has closed it", err)
 	}
