@@ -15,7 +15,9 @@ const (
 	featureOpaque  = "gateway protocol tls" // services that are not HTTP
 	featureOwn     = "gateway mode own"
 	featureConnect = "gateway mode connect"
-	featureKeys    = "keys of functions" // for seal and open in a function of kind stream
+	featureKeys    = "keys of functions"      // for seal and open in a function of kind stream
+	featureOCSP    = "gateway ocsp"           // clients whose responders are asked
+	featureHeaders = "gateway client-headers" // services that name headers of their own
 )
 
 // FirstFeatures are those of agents that do not say which they have: they are older than the list. It never
@@ -34,7 +36,7 @@ func Features() []string {
 	all = named[model.Scheme](all, "scheme ")
 	all = named[model.EncapsulationType](all, "encapsulation ")
 	all = named[model.SIDs](all, "sids ")
-	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys)
+	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders)
 }
 
 // named adds the names of all values of an enumeration.
@@ -65,7 +67,15 @@ func (n Node) Features() []string {
 		switch {
 		case p.Gateway != nil:
 			seen[featureGateway] = true
+			for _, c := range p.Gateway.Clients {
+				if c.OCSP {
+					seen[featureOCSP] = true
+				}
+			}
 			for _, s := range p.Gateway.Services {
+				if !s.Opaque.On && s.Headers != model.StandardHeaders() {
+					seen[featureHeaders] = true
+				}
 				switch {
 				case s.Mode == model.ModeConnect:
 					seen[featureConnect] = true

@@ -207,11 +207,13 @@ func TestServicesThatDoNotHoldAreRefused(t *testing.T) {
 		"no protocol of HTTP's own": {func(d *model.Domain) {
 			d.Services[0].Opaque = model.Opaque{On: true, Idle: time.Hour, ALPN: []string{"http/1.1"}}
 		}, "alpn: \"http/1.1\" is HTTP"},
-		"no request to look at": {func(d *model.Domain) { d.Services[0].Opaque = model.Opaque{On: true, Idle: time.Hour} }, "methods: the service's protocol is tls"},
-		"settings of others":    {func(d *model.Domain) { d.Services[0].Opaque.Idle = time.Hour }, "alpn and idle are of"},
-		"plain origin":          {func(d *model.Domain) { d.Services[0].Origin.CA = "" }, "origin: ca"},
-		"key elsewhere":         {func(d *model.Domain) { d.Services[0].Key = "../shop.key" }, "lead elsewhere"},
-		"no clients":            {func(d *model.Domain) { d.Services[0].Clients = "guests" }, "no clients"},
+		"no request to look at": {func(d *model.Domain) {
+			d.Services[0].Opaque, d.Services[0].Headers = model.Opaque{On: true, Idle: time.Hour}, model.ClientHeaders{}
+		}, "methods: the service's protocol is tls"},
+		"settings of others": {func(d *model.Domain) { d.Services[0].Opaque.Idle = time.Hour }, "alpn and idle are of"},
+		"plain origin":       {func(d *model.Domain) { d.Services[0].Origin.CA = "" }, "origin: ca"},
+		"key elsewhere":      {func(d *model.Domain) { d.Services[0].Key = "../shop.key" }, "lead elsewhere"},
+		"no clients":         {func(d *model.Domain) { d.Services[0].Clients = "guests" }, "no clients"},
 		"stolen keys live on": {func(d *model.Domain) {
 			c := &d.Clients[0]
 			c.CRL, c.OCSP, c.Responder, c.Lifetime, c.OlderThan = "", false, "", 0, 0
@@ -328,9 +330,37 @@ func TestAGatewaysRulesChangeWithItsHeadends(t *testing.T) {
 	}
 }
 
+// Whether responders are asked and how origins hear of clients goes to the plan and back, and asks for an agent that knows it.
+func TestAPlanAsksForResponders(t *testing.T) {
+	d := serving()
+	for _, has := range []bool{true, false} {
+		r1 := compile(t, d, NewKeyring(random(1), nil)).Nodes[0]
+		again, err := DecodeNode(unchecked(t, r1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(r1.Gateway().Clients, again.Gateway().Clients); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff(r1.Gateway().Services, again.Gateway().Services, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+			t.Error(diff)
+		}
+		for _, feature := range []string{featureOCSP, featureHeaders} {
+			if slices.Contains(again.Features(), feature) != has {
+				t.Errorf("the plan asks for %q: %v; want %v", feature, !has, has)
+			}
+			if !slices.Contains(Features(), feature) || slices.Contains(FirstFeatures, feature) {
+				t.Errorf("%q is no feature of this version alone", feature)
+			}
+		}
+		d.Clients[0].OCSP, d.Clients[0].Responder, d.Services[0].Headers = false, "", model.StandardHeaders()
+	}
+}
+
 // A service whose protocol is not HTTP goes to the plan and back, and asks for an agent that knows such services.
 func TestAnOpaqueServiceIsInThePlan(t *testing.T) {
 	d := serving()
+	d.Services[0].Headers = model.ClientHeaders{}
 	d.Services[0].Opaque = model.Opaque{On: true, ALPN: []string{"imap", "postgresql"}, Idle: 90 * time.Second}
 	d.Services[0].Rules = []model.ServiceRule{{Who: "spiffe://staff.example/ops/*", Chain: "light"}, {Who: "**", Chain: "web"}}
 	r1 := compile(t, d, NewKeyring(random(1), nil)).Nodes[0]
@@ -355,6 +385,7 @@ func TestAProxyIsInThePlan(t *testing.T) {
 		d := serving()
 		s := &d.Services[0]
 		s.Mode, s.Opaque = model.ModeConnect, model.Opaque{On: true, Idle: time.Hour}
+		s.Headers = model.ClientHeaders{}
 		s.Destinations = []model.Destination{{Host: "git.example.org", Port: 22, Address: s.Origin.Address}, {Host: "git.example.org", Port: 443, Address: s.Origin.Address}}
 		s.Origin = model.Origin{}
 		s.Rules = []model.ServiceRule{
