@@ -382,6 +382,7 @@ func (a *agent) applyPlan(n plan.Node) error {
 		a.filters = a.ensureFilters(n)
 		a.ensureStreams(n, a.filters.withheld)
 		a.dp.Withhold(a.filters.withheld)
+		a.lookUpGateways(n)
 		err = a.inNamespace(func() error { return a.dp.Apply(n) })
 	}
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)

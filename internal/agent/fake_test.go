@@ -34,7 +34,9 @@ type fakeMachine struct {
 	others   []host.Route                // to SIDs
 	gone     []string                    // functions
 	hops     map[string][]host.Neighbour // by address
+	pushes   map[string]bool             // labels, the route to an address
 	managed  []host.Neighbour
+	gateways map[uint32]netip.Addr
 	cutters  []string
 	links    map[string]host.Link
 	sysctls  map[string]string
@@ -218,7 +220,15 @@ func (n fakeNet) WithdrawLocator(l netip.Prefix) error {
 	return nil
 }
 
-func (n fakeNet) NextHops(to netip.Addr) ([]host.Neighbour, error) {
+func (n fakeNet) NextHops(to netip.Addr) (hops []host.Neighbour, err error) {
+	ways, err := n.Ways(to)
+	for _, w := range ways {
+		hops = append(hops, w.Neighbour)
+	}
+	return hops, err
+}
+
+func (n fakeNet) Ways(to netip.Addr) (ways []host.Way, err error) {
 	n.f.mu.Lock()
 	defer n.f.mu.Unlock()
 	if err := n.f.fails["next hops to "+to.String()]; err != nil {
@@ -228,7 +238,10 @@ func (n fakeNet) NextHops(to netip.Addr) ([]host.Neighbour, error) {
 	if !ok {
 		return nil, host.ErrNoWay
 	}
-	return hops, nil
+	for _, h := range hops {
+		ways = append(ways, host.Way{Neighbour: h, Pushes: n.f.pushes[to.String()]})
+	}
+	return ways, nil
 }
 
 func (n fakeNet) ManageNeighbours(want []host.Neighbour) (added, removed int, err error) {
@@ -370,6 +383,17 @@ func (d fakeDataPath) Reconcile() error {
 
 func (d fakeDataPath) Withhold(functions map[string]error) {
 	d.f.set(func() { d.f.withheld = functions })
+}
+
+func (d fakeDataPath) SetGateways(byLabel map[uint32]netip.Addr) error {
+	if maps.Equal(byLabel, d.f.gateways) {
+		return nil
+	}
+	if err := d.f.step("gateways %v", byLabel); err != nil {
+		return err
+	}
+	d.f.set(func() { d.f.gateways = byLabel })
+	return nil
 }
 
 func (d fakeDataPath) SetLocal(own []netip.Addr) error { return d.f.step("own addresses %v", own) }

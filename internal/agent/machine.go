@@ -20,6 +20,8 @@ type dataPath interface {
 	// Withhold counts from the next Apply or Reconcile on.
 	Withhold(functions map[string]error)
 	SetLocal(own []netip.Addr) error
+	// SetGateways sets the addresses that are looked up in place of those of nodes with labels.
+	SetGateways(byLabel map[uint32]netip.Addr) error
 	FlushNexthops() error
 	RefreshTargets() error
 

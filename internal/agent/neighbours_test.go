@@ -21,7 +21,7 @@ func neighbour(device, address string) host.Neighbour {
 
 func TestNextHopsOfLabelsFollowRoutes(t *testing.T) {
 	m := newFakeMachine()
-	a := &agent{net: fakeNet{m}, cfg: Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))}, status: newStatusBoard("test")}
+	a := &agent{net: fakeNet{m}, dp: fakeDataPath{m}, cfg: Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))}, status: newStatusBoard("test")}
 	node := func(name, address string, label uint32) plan.MPLSNode {
 		return plan.MPLSNode{Name: name, Label: label, Address: netip.MustParseAddr(address)}
 	}
@@ -67,4 +67,62 @@ func TestNextHopsOfLabelsFollowRoutes(t *testing.T) {
 	if diff := cmp.Diff([]string{"manage neighbours 0"}, m.taken()); diff != "" {
 		t.Errorf("steps without labels:\n%s", diff)
 	}
+}
+
+// Programs are told no next hop of a route that pushes labels: they look up its gateway.
+func TestGatewaysStandForNodesBehindRoutesThatPushLabels(t *testing.T) {
+	m := newFakeMachine()
+	a := &agent{net: fakeNet{m}, dp: fakeDataPath{m}, cfg: Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))}, status: newStatusBoard("test")}
+	a.plan = &plan.Node{Name: "r1", MPLS: &plan.MPLS{Services: 100000, Label: 16001, Nodes: []plan.MPLSNode{
+		{Name: "r1", Label: 16001, Address: netip.MustParseAddr("192.0.2.1")},
+		{Name: "r2", Label: 16002, Address: netip.MustParseAddr("192.0.2.2")},
+		{Name: "r3", Label: 16003, Address: netip.MustParseAddr("192.0.2.3")},
+	}}}
+	b, c := neighbour("r1-b", "198.51.100.2"), neighbour("r1-c", "198.51.100.6")
+	m.hops = map[string][]host.Neighbour{
+		"192.0.2.2": {b, c}, "192.0.2.3": {b, c}, // both ways are equally good
+		"198.51.100.2": {b}, "198.51.100.6": {c}, // on the links
+	}
+	m.pushes = map[string]bool{}
+	gateways := func(what string, want map[uint32]string) {
+		t.Helper()
+		a.keepNeighbours()
+		got := map[uint32]string{}
+		for label, gw := range m.gateways {
+			got[label] = gw.String()
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+		if !slices.Equal(m.managed, []host.Neighbour{b, c}) && len(m.hops["192.0.2.2"]) == 2 {
+			t.Errorf("%s: the kernel keeps %v", what, m.managed)
+		}
+	}
+	gateways("no route pushes labels", map[uint32]string{})
+	m.pushes["192.0.2.2"], m.pushes["192.0.2.3"] = true, true
+	gateways("nodes are spread over the gateways", map[uint32]string{16002: "198.51.100.2", 16003: "198.51.100.6"})
+	if steps := m.taken(); !slices.Contains(steps, "gateways map[16002:198.51.100.2 16003:198.51.100.6]") {
+		t.Errorf("steps: %q", steps)
+	}
+
+	// One of the links is cut.
+	m.hops["192.0.2.2"], m.hops["192.0.2.3"] = []host.Neighbour{c}, []host.Neighbour{c}
+	delete(m.hops, "198.51.100.2")
+	gateways("one gateway is left", map[uint32]string{16002: "198.51.100.6", 16003: "198.51.100.6"})
+
+	// A gateway that cannot be looked up: its own route pushes labels, or it is on every link.
+	m.pushes["198.51.100.6"] = true
+	m.hops["192.0.2.3"] = []host.Neighbour{neighbour("r1-c", "fe80::3")}
+	gateways("none can be looked up", map[uint32]string{})
+	w := a.status.get().Warnings
+	if len(w) != 2 || !strings.Contains(w[0], "the route to 192.0.2.2 pushes labels") || !strings.Contains(w[1], "the label of r3 (16003) are refused (no-route)") {
+		t.Errorf("warnings: %q", w)
+	}
+
+	// What is in use stays where routes cannot be read.
+	m.pushes["198.51.100.6"] = false
+	gateways("it can again", map[uint32]string{16002: "198.51.100.6"})
+	m.fail("next hops to 192.0.2.3", errors.New("no memory"))
+	m.pushes["192.0.2.2"] = false
+	gateways("routes cannot be read", map[uint32]string{16002: "198.51.100.6"})
 }

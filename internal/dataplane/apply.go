@@ -250,13 +250,13 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t *topology, left *le
 	} else {
 		delete(carry, tables.MapStats)
 	}
-	want, err := tables.Desire(n, d.wiring(*t, d.isTarget), d.local, tables.New(), ix)
+	want, err := tables.Desire(d.byGateways(n), d.wiring(*t, d.isTarget), d.local, tables.New(), ix)
 	if errors.Is(err, tables.ErrCapacity) {
 		delete(carry, tables.MapStats)
 		if l, err = d.size(n); err != nil {
 			return nil, err
 		}
-		want, err = tables.Desire(n, d.wiring(*t, d.isTarget), d.local, tables.New(), fresh(l))
+		want, err = tables.Desire(d.byGateways(n), d.wiring(*t, d.isTarget), d.local, tables.New(), fresh(l))
 	}
 	if err != nil {
 		return nil, err
@@ -360,7 +360,7 @@ func (d *Dataplane) fill(g *generation, n plan.Node, at tables.Wiring) (problems
 		return nil, tables.Contents{}, tables.Wanted{}, err
 	}
 	defer func() { err = errors.Join(err, mem.close()) }()
-	want, err = tables.Desire(n, at, d.local, before, tables.RecoverIndexes(before, g.limits, mem.Placed))
+	want, err = tables.Desire(d.byGateways(n), at, d.local, before, tables.RecoverIndexes(before, g.limits, mem.Placed))
 	if err != nil {
 		return nil, tables.Contents{}, tables.Wanted{}, err
 	}

@@ -34,6 +34,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -147,6 +148,7 @@ type Dataplane struct {
 	decapL3  bool       // see haveDecapL3
 	clsact   bool       // programs at TC are held by filters; see noTCX
 	local    []netip.Addr
+	gateways map[uint32]netip.Addr // see SetGateways
 	events   *eventSource
 	traced   *eventSource
 	tracing  tracing
@@ -338,6 +340,43 @@ func (d *Dataplane) SetLocal(addrs []netip.Addr) error {
 		return fmt.Errorf("own addresses: %w", err)
 	}
 	return nil
+}
+
+// SetGateways sets the addresses whose routes the programs look up for packets to nodes with these
+// labels, in place of the plan's addresses: gateways of routes that push labels. It keeps the map.
+func (d *Dataplane) SetGateways(byLabel map[uint32]netip.Addr) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if maps.Equal(byLabel, d.gateways) {
+		return nil
+	}
+	before := d.gateways
+	d.gateways = byLabel
+	if d.gen == nil || d.node == nil {
+		return nil
+	}
+	defer d.keepTraces()
+	if err := d.updateMapsLocked(*d.node); err != nil {
+		d.gateways = before
+		return fmt.Errorf("gateways of packets with labels: %w", err)
+	}
+	return d.gen.flushNexthops()
+}
+
+// byGateways is the plan with the gateways in place of the addresses of nodes with labels.
+func (d *Dataplane) byGateways(n plan.Node) plan.Node {
+	if n.MPLS == nil || len(d.gateways) == 0 {
+		return n
+	}
+	m := *n.MPLS
+	m.Nodes = slices.Clone(m.Nodes)
+	for i, to := range m.Nodes {
+		if gw, ok := d.gateways[to.Label]; ok {
+			m.Nodes[i].Address = gw
+		}
+	}
+	n.MPLS = &m
+	return n
 }
 
 func (d *Dataplane) degraded() error {

@@ -950,6 +950,49 @@ func TestOwnAddressesAreSetAndTakenBack(t *testing.T) {
 	}
 }
 
+// The programs look up a gateway in place of a node's address, from the first packet of a plan on.
+func TestGatewaysTakeThePlaceOfNodesWithLabels(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	n := bedNode()
+	n.MPLS = &plan.MPLS{Services: 100000, Label: 16001, Nodes: []plan.MPLSNode{
+		{Name: n.Name, Label: 16001, Address: xtest.Addr("192.0.2.1")}, {Name: "other", Label: 16002, Address: xtest.Addr("192.0.2.2")},
+	}}
+	holds := func(what, address string) {
+		t.Helper()
+		w := b.world()
+		if got, want := w.Maps[0].Labels[16002], (abi.Label{Addr: tables.Words(xtest.Addr(address))}); got != want {
+			t.Errorf("%s: packets with label 16002 go to %x, want %x", what, got.Addr, want.Addr)
+		}
+		if got, want := w.Maps[0].Labels[16001], (abi.Label{Addr: tables.Words(xtest.Addr("192.0.2.1"))}); got != want {
+			t.Errorf("%s: the other label leads to %x", what, got.Addr)
+		}
+	}
+	must := func(byLabel map[uint32]netip.Addr) {
+		t.Helper()
+		b.must(b.do(func() error { return d.SetGateways(byLabel) }))
+	}
+	ways := func() uint32 {
+		t.Helper()
+		node, err := d.gen.node()
+		b.must(err)
+		return node.Ways
+	}
+	must(map[uint32]netip.Addr{16002: xtest.Addr("198.51.100.2")})
+	b.must(b.apply(d, n))
+	holds("set before the plan", "198.51.100.2")
+	before := ways()
+	must(map[uint32]netip.Addr{16002: xtest.Addr("2001:db8::7"), 17000: xtest.Addr("2001:db8::8")})
+	holds("another gateway", "2001:db8::7")
+	if ways() == before {
+		t.Error("next hops by the gateway of before are still in use")
+	}
+	b.must(b.do(d.Reconcile))
+	holds("after a reconciliation", "2001:db8::7")
+	must(nil)
+	holds("none", "192.0.2.2")
+}
+
 // A node may get more addresses than its tables have room for, as routers of many
 // tunnels do.
 func TestOwnAddressesOutgrowTheirTables(t *testing.T) {

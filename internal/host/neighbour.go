@@ -27,9 +27,28 @@ func (n Neighbour) compare(o Neighbour) int {
 // ErrNoWay is that no route leads to an address, or one that refuses.
 var ErrNoWay = errors.New("no route leads there")
 
+// Way is a next hop of a route.
+type Way struct {
+	Neighbour
+	Pushes bool // the route puts MPLS labels on packets, as those of segment routing daemons do
+}
+
 // NextHops are the neighbours that packets to an address may be sent to, of all equally good routes.
 // There are none for an address of the namespace itself.
 func (n *Net) NextHops(to netip.Addr) ([]Neighbour, error) {
+	ways, err := n.Ways(to)
+	var out []Neighbour
+	for _, w := range ways {
+		if !slices.Contains(out, w.Neighbour) {
+			out = append(out, w.Neighbour)
+		}
+	}
+	return out, err
+}
+
+// Ways are the next hops of all equally good routes to an address, sorted. There are none for an
+// address of the namespace itself.
+func (n *Net) Ways(to netip.Addr) ([]Way, error) {
 	list, err := n.h.RouteGetWithOptions(net.IP(to.AsSlice()), &netlink.RouteGetOptions{FIBMatch: true})
 	for _, none := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.ESRCH} {
 		if errors.Is(err, none) {
@@ -39,13 +58,14 @@ func (n *Net) NextHops(to netip.Addr) ([]Neighbour, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the next hops to %s in %s: %w", to, n.ns, permission(err))
 	}
-	var out []Neighbour
-	add := func(link int, gw net.IP, via netlink.Destination) error {
+	var out []Way
+	add := func(link int, gw net.IP, via netlink.Destination, encap netlink.Encap) error {
 		l, err := n.h.LinkByIndex(link)
 		if err != nil {
 			return fmt.Errorf("find the device of the next hop to %s in %s: %w", to, n.ns, err)
 		}
-		hop := Neighbour{Device: l.Attrs().Name, Address: to}
+		_, pushes := encap.(*netlink.MPLSEncap)
+		hop := Way{Neighbour{Device: l.Attrs().Name, Address: to}, pushes}
 		if a, ok := netip.AddrFromSlice(gw); ok {
 			hop.Address = a.Unmap()
 		}
@@ -64,17 +84,17 @@ func (n *Net) NextHops(to netip.Addr) ([]Neighbour, error) {
 			return nil, fmt.Errorf("find the next hops to %s in %s: %w", to, n.ns, ErrNoWay)
 		case len(r.MultiPath) > 0:
 			for _, p := range r.MultiPath {
-				if err := add(p.LinkIndex, p.Gw, p.Via); err != nil {
+				if err := add(p.LinkIndex, p.Gw, p.Via, p.Encap); err != nil {
 					return nil, err
 				}
 			}
 		default:
-			if err := add(r.LinkIndex, r.Gw, r.Via); err != nil {
+			if err := add(r.LinkIndex, r.Gw, r.Via, r.Encap); err != nil {
 				return nil, err
 			}
 		}
 	}
-	slices.SortFunc(out, Neighbour.compare)
+	slices.SortFunc(out, func(a, b Way) int { return a.compare(b.Neighbour) })
 	return slices.Compact(out), nil
 }
 
