@@ -138,6 +138,7 @@ func (g *Gateway) carryTo(ctx context.Context, s *session, about Record, protoco
 func (g *Gateway) passBoth(c *carried, client, origin halfCloser) (why error) {
 	var told [2]atomic.Bool // the client, the origin
 	sides := [2]halfCloser{client, origin}
+	down := make(chan struct{}) // closed when the client gets nothing more
 	var once sync.Once
 	pass := func(to int, what string, count *atomic.Int64) {
 		err := c.pass(sides[to], sides[1-to], count, g.config.Now)
@@ -146,11 +147,19 @@ func (g *Gateway) passBoth(c *carried, client, origin halfCloser) (why error) {
 			return
 		}
 		once.Do(func() { why = fmt.Errorf("%s: %w", what, err) })
-		if to == 1 && told[0].Load() {
-			// The client has all that there was, perhaps not yet; a reset could overtake it.
-			reset(origin)
-			client.SetReadDeadline(time.Now().Add(lingerTime))
+		if to == 1 && errors.As(err, new(notTaken)) {
+			// The origin has gone. What it has sent may be on its way to the client; a reset could overtake it.
+			go func() {
+				<-down
+				if told[0].Load() {
+					client.SetReadDeadline(time.Now().Add(lingerTime))
+				} else {
+					reset(client)
+				}
+			}()
 			io.Copy(io.Discard, client)
+			<-down
+			reset(origin)
 			return
 		}
 		for i, side := range sides {
@@ -164,6 +173,7 @@ func (g *Gateway) passBoth(c *carried, client, origin halfCloser) (why error) {
 	var wait sync.WaitGroup
 	wait.Go(func() { pass(1, "from the client to the origin", &c.received) })
 	pass(0, "from the origin to the client", &c.sent)
+	close(down)
 	wait.Wait()
 	return why
 }
@@ -207,7 +217,7 @@ func (c *carried) pass(to halfCloser, from net.Conn, count *atomic.Int64, now fu
 		if n > 0 {
 			came := now() // before it goes on: who has it may have gone on, too
 			if _, err := to.Write(b[:n]); err != nil {
-				return err
+				return notTaken{err}
 			}
 			count.Add(int64(n))
 			c.moved.Store(came.UnixNano())
@@ -220,6 +230,11 @@ func (c *carried) pass(to halfCloser, from net.Conn, count *atomic.Int64, now fu
 		}
 	}
 }
+
+// notTaken is the error of a side that takes no more bytes.
+type notTaken struct{ error }
+
+func (e notTaken) Unwrap() error { return e.error }
 
 // halfCloser is a connection whose end can be announced, and that can be read from then on.
 type halfCloser interface {
