@@ -14,9 +14,29 @@ import (
 
 // The limit of open files (RLIMIT_NOFILE) is one of a table of descriptors, and a thread may have a table of its own.
 
+// OnThread calls f in a goroutine on a thread that no other goroutine gets, and that ends when f has returned. It is never the
+// process's first thread, which would not end, and whose descriptors are what /proc/self/fd and pidfd_getfd(2) mean.
+func OnThread(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		other := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(other)
+			f()
+		}()
+		<-other // while this goroutine has the first thread
+		runtime.UnlockOSThread()
+	}()
+}
+
 // OwnDescriptors gives the calling thread a table of descriptors of its own, with copies of those in keep. The others stay open in the
 // table that it had. The caller has locked its goroutine to the thread and never unlocks it, so that the thread, and its
-// table, end with the goroutine. What the goroutine opens, it alone can use and close. keep must have RuntimeDescriptors.
+// table, end with the goroutine: see OnThread. What the goroutine opens, it alone can use and close. keep must have RuntimeDescriptors.
 func OwnDescriptors(keep []int) error {
 	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
 		return fmt.Errorf("give a thread descriptors of its own: %w", os.NewSyscallError("unshare CLONE_FILES", err))
@@ -87,8 +107,7 @@ func (n *NetNS) DoOnOwnDescriptors(f func() error) error {
 	}
 	defer own.Close()
 	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+	OnThread(func() {
 		result := errGoexit
 		defer func() { done <- result }()
 		if err := own.setns(int(own.file.Fd())); err != nil {
@@ -100,6 +119,6 @@ func (n *NetNS) DoOnOwnDescriptors(f func() error) error {
 			return
 		}
 		result = f()
-	}()
+	})
 	return <-done
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -26,9 +25,8 @@ func TestOwnDescriptorsAreTheThreads(t *testing.T) {
 	must(t, err)
 	defer r.Close()
 	opened, done := make(chan int), make(chan struct{})
-	go func() {
+	OnThread(func() {
 		defer close(done)
-		runtime.LockOSThread()
 		if err := OwnDescriptors(keep); err != nil {
 			t.Error(err)
 		}
@@ -42,7 +40,7 @@ func TestOwnDescriptorsAreTheThreads(t *testing.T) {
 		if err := unix.Close(fd); err != nil {
 			t.Errorf("close its own: %v", err)
 		}
-	}()
+	})
 	fd := <-opened
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
 		t.Errorf("the thread's descriptor %d elsewhere: %v; want EBADF", fd, err)
@@ -53,6 +51,25 @@ func TestOwnDescriptorsAreTheThreads(t *testing.T) {
 	}
 	opened <- fd
 	<-done
+}
+
+// The process's first thread is never given away: it would not end.
+func TestOnThreadIsNotTheFirst(t *testing.T) {
+	for range 50 {
+		first, ended := make(chan bool), make(chan int)
+		for range 8 {
+			OnThread(func() {
+				first <- unix.Gettid() == unix.Getpid()
+				<-ended
+			})
+		}
+		for range 8 {
+			if <-first {
+				t.Error("a goroutine has the process's first thread")
+			}
+		}
+		close(ended)
+	}
 }
 
 // f runs in the namespace, and what it opens is not the process's.

@@ -1,7 +1,6 @@
 package stream
 
 import (
-	"runtime"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -54,12 +53,11 @@ func (w *Worker) setApart(others []int, first ...int) error {
 	w.apart = true
 	for i, l := range w.loops {
 		l.thread = make(chan func())
-		go func() {
-			runtime.LockOSThread() // for good: the thread ends with the goroutine, and its table with it
+		host.OnThread(func() { // whose table ends with it
 			for f := range l.thread {
 				f()
 			}
-		}()
+		})
 		keep := append(slices.Clone(shared), l.epoll, l.spare)
 		keep = append(keep, l.listeners...)
 		if i == 0 {
