@@ -706,6 +706,8 @@ func TestSuperPacketsAreCutBeforeTheyGetLabels(t *testing.T) {
 	r := l.rigs["r1"]
 	mac := [6]byte{2, 0, 0, 0, 0, 0x77}
 	r.must(r.g.setNode(abi.Node{Armed: 1, CutEnterIfindex: r.ports[portOut], CutEnterDmac: mac}))
+	at := r.ports[portEdge]
+	r.must(r.put(tables.MapPorts, &at, &abi.Port{Edge: 1}))
 	for _, v := range []int{4, 6} {
 		long := func(payload int) []byte {
 			tcp := slices.Concat([]byte{4, 1, 1, 187, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0, 64, 0, 0, 0, 0}, make([]byte, payload))
@@ -728,7 +730,6 @@ func TestSuperPacketsAreCutBeforeTheyGetLabels(t *testing.T) {
 		}
 	}
 	inner, _ := testInner("web")
-	at := r.ports[portEdge]
 	r.must(r.put(tables.MapPorts, &at, &abi.Port{Edge: 1, Cutter: 1}))
 	if o, m := l.runFrame("r1", frame{port: portEdge, b: ether(inner), gsoSize: 20, gsoSegs: 2}); o.verdict != tcDrop || !slices.Equal(m.dropped, []string{reasonName(abi.ReasonLabelTrain)}) {
 		t.Errorf("out of the cutter: verdict %d, refused for %v; want LABEL_TRAIN, or it goes round", int32(o.verdict), m.dropped)
