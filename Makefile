@@ -38,7 +38,7 @@ demo: deps-run build ## see it: a chain on this machine, proven and then tampere
 test: deps-run deps-test build ## every test, in the kernel and end to end (root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test needs root: it loads programs and makes network namespaces" >&2; exit 1; }
 	@go build -buildvcs=false -o bin/ ./tools/testgate
-	@bin/testgate -skips test/skips.golden -- -timeout 40m $(LONG) ./cmd/... ./internal/... ./tools/... ./test/...
+	@bin/testgate -skips test/skips.golden -- -timeout 60m $(LONG) ./cmd/... ./internal/... ./tools/... ./test/...
 
 # One kernel, step or test: make test-kernels KERNEL=6.1 STEP=e2e RUN=TestX. PAGE=docs/reference/kernels.md writes its table.
 KERNELS = $(if $(KERNEL),-only '$(KERNEL)') $(if $(STEP),-step '$(STEP)') $(if $(RUN),-run '$(RUN)') $(if $(PAGE),-page '$(PAGE)') $(KERNELS_ARGS)

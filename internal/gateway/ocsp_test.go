@@ -220,24 +220,18 @@ func TestRespondersOfOpenSSLAreAsked(t *testing.T) {
 			if status, err := w.get(&strange, "/x"); err == nil {
 				t.Errorf("a client whose certificate the responder does not know is answered with %d", status)
 			}
-			if n := w.gateway.Refused()[OCSPInvalid]; n != 1 {
-				t.Errorf("%d refusals as %s; want 1: %v", n, OCSPInvalid, w.gateway.Refused())
-			}
+			w.counts(OCSPInvalid, 1)
 			// She is revoked while she is connected, which the gateway learns when it asks again.
 			o.tell(alice.Leaf, true)
 			o.reads(at)
 			w.offset.Add(int64(statusAgain + time.Second))
 			over(t, conn)
-			if n := w.gateway.Refused()[CertRevoked]; n != 2 {
-				t.Errorf("%d refusals as %s; want 2: %v", n, CertRevoked, w.gateway.Refused())
-			}
+			w.counts(CertRevoked, 2)
 			stop()
 			if status, err := w.get(&late, "/x"); err == nil {
 				t.Errorf("a client about whom nobody tells is answered with %d", status)
 			}
-			if n := w.gateway.Refused()[OCSPUnreachable]; n != 1 {
-				t.Errorf("%d refusals as %s; want 1: %v", n, OCSPUnreachable, w.gateway.Refused())
-			}
+			w.counts(OCSPUnreachable, 1)
 		})
 	}
 }

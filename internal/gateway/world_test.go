@@ -368,6 +368,16 @@ func (w *world) refused(why Reason) {
 	}
 }
 
+// counts waits until so many clients have been refused for a reason: one hears of it before it is counted.
+func (w *world) counts(why Reason, want uint64) {
+	w.t.Helper()
+	for deadline := time.Now().Add(await.Limit(10 * time.Second)); w.gateway.Refused()[why] != want; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("%d refusals as %s; want %d: %v", w.gateway.Refused()[why], why, want, w.gateway.Refused())
+		}
+	}
+}
+
 // quiet holds that nobody has asked the origin.
 func (w *world) quiet() {
 	w.t.Helper()

@@ -30,7 +30,7 @@ func guards(g model.Guard) change {
 // each, and what has a proof gets through whatever the guard says.
 func TestAuditCountsWhatEnforceRefuses(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, auditCountsWhatEnforceRefuses)
+	alsoOverLabels(t, auditCountsWhatEnforceRefuses)
 }
 
 func auditCountsWhatEnforceRefuses(t *testing.T, carried change) {

@@ -133,7 +133,7 @@ func TestIPv4ThatSkipsAHopIsRefused(t *testing.T) {
 // A plain IPv4 packet that a chain requires is refused at its egress.
 func TestPlainIPv4IsRefusedAtTheEgress(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, plainIPv4IsRefused)
+	alsoOverLabels(t, plainIPv4IsRefused)
 }
 
 func plainIPv4IsRefused(t *testing.T, carried change) {

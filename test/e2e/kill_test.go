@@ -272,7 +272,7 @@ func (w *world) killAtWork(node string) {
 // kills a hundred times. With 0 it kills nobody for a minute, to compare with.
 func TestKillsLoseNoDatagram(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, killsLoseNoDatagram)
+	alsoOverLabels(t, killsLoseNoDatagram)
 }
 
 func killsLoseNoDatagram(t *testing.T, carried change) {

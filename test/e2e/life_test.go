@@ -226,7 +226,7 @@ func highest(lanes map[uint64][]uint64) (n uint64) {
 
 func TestKilledAgentsLoseNoPacket(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, killedAgentsLoseNoPacket)
+	alsoOverLabels(t, killedAgentsLoseNoPacket)
 }
 
 func killedAgentsLoseNoPacket(t *testing.T, carried change) {
@@ -288,7 +288,7 @@ func (w *world) heldPrograms(node string) map[string]ebpf.ProgramID {
 // Somebody removes all pins under the agents, and then the agents die.
 func TestGuardOutlivesPinsThatWereRemoved(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, guardOutlivesPins)
+	alsoOverLabels(t, guardOutlivesPins)
 }
 
 func guardOutlivesPins(t *testing.T, carried change) {
@@ -396,7 +396,7 @@ func (w *world) ceilings(node string) map[string]uint64 {
 // keeps the numbers from being given out again.
 func TestNumbersAreNotGivenOutAgainAfterAReboot(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, numbersGoOnAfterAReboot)
+	alsoOverLabels(t, numbersGoOnAfterAReboot)
 }
 
 func numbersGoOnAfterAReboot(t *testing.T, carried change) {
@@ -496,7 +496,7 @@ func (w *world) detach(node string, more ...string) result {
 
 func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, stoppedAgentsLeaveDataPathAndGuard)
+	alsoOverLabels(t, stoppedAgentsLeaveDataPathAndGuard)
 }
 
 func stoppedAgentsLeaveDataPathAndGuard(t *testing.T, carried change) {
@@ -576,7 +576,7 @@ func (w *world) writePlan(node string, b []byte) {
 
 func TestAWrongPlanLeavesTheOneBeforeInForce(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, wrongPlanLeavesTheOneBefore)
+	alsoOverLabels(t, wrongPlanLeavesTheOneBefore)
 }
 
 func wrongPlanLeavesTheOneBefore(t *testing.T, carried change) {

@@ -125,7 +125,7 @@ func TestTCPGetsOnWithoutICMP(t *testing.T) {
 	}
 	t.Run("not clamped", func(t *testing.T) {
 		t.Parallel()
-		bothEncapsulations(t, func(t *testing.T, carried change) {
+		alsoOverLabels(t, func(t *testing.T, carried change) {
 			w := buildDeaf(t, carried)
 			versions(t, w, func() {
 				w.stalls("h2", "h1", "r6")

@@ -285,7 +285,7 @@ func (w *world) offloadsOff(node, link string) {
 // (RFC 2473 3.1), by their nodes' addresses.
 func TestHopLimitsShowTheNodes(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, hopLimitsShowTheNodes)
+	alsoOverLabels(t, hopLimitsShowTheNodes)
 }
 
 func hopLimitsShowTheNodes(t *testing.T, carried change) {
@@ -367,7 +367,7 @@ func unreachableCode(conn *icmp.PacketConn, there netip.Addr) (from string, code
 // between them the headend is told.
 func TestSendersLearnThatThereIsNoWay(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, sendersLearnThatThereIsNoWay)
+	alsoOverLabels(t, sendersLearnThatThereIsNoWay)
 }
 
 func sendersLearnThatThereIsNoWay(t *testing.T, carried change) {

@@ -184,7 +184,7 @@ func TestOwnTrafficTakesAChain(t *testing.T) {
 // sends, by whatever they know: here an address, a user, a cgroup.
 func TestNftablesChoosesAChain(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, nftablesChoosesAChain)
+	alsoOverLabels(t, nftablesChoosesAChain)
 }
 
 func nftablesChoosesAChain(t *testing.T, carried change) {
@@ -246,7 +246,7 @@ func cgroup(t *testing.T) string {
 // to one another stays as it is.
 func TestOwnSocketsLearnWhatAChainTakes(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, ownSocketsLearn)
+	alsoOverLabels(t, ownSocketsLearn)
 }
 
 func ownSocketsLearn(t *testing.T, carried change) {
@@ -279,7 +279,7 @@ func ownSocketsLearn(t *testing.T, carried change) {
 // a node sends.
 func TestWhatRoutersSayToOneAnotherTakesNoChain(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, whatRoutersSayTakesNoChain)
+	alsoOverLabels(t, whatRoutersSayTakesNoChain)
 }
 
 func whatRoutersSayTakesNoChain(t *testing.T, carried change) {

@@ -24,7 +24,7 @@ var paper = string(examples.Paper)
 func TestEveryFrameIsStampedByAllAndVerified(t *testing.T) {
 	t.Parallel()
 	bothSchemes(t, func(t *testing.T, s model.Scheme) {
-		bothEncapsulations(t, func(t *testing.T, carried change) { everyFrameIsStamped(t, s, carried) })
+		alsoOverLabels(t, func(t *testing.T, carried change) { everyFrameIsStamped(t, s, carried) })
 	})
 }
 
@@ -137,6 +137,6 @@ func TestFragmentsTakeTheirChain(t *testing.T) {
 		}
 	}
 	boundToo(t, func(t *testing.T, s model.Scheme) {
-		bothEncapsulations(t, func(t *testing.T, carried change) { pass(t, s, carried) })
+		alsoOverLabels(t, func(t *testing.T, carried change) { pass(t, s, carried) })
 	})
 }

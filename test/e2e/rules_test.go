@@ -62,7 +62,7 @@ func TestPortsAndDSCPChooseAChain(t *testing.T) {
 		}
 		t.Run(d.String(), func(t *testing.T) {
 			t.Parallel()
-			bothEncapsulations(t, pass)
+			alsoOverLabels(t, pass)
 		})
 	}
 }

@@ -484,7 +484,7 @@ func TestAReportingChainLetsViolationsOverLabelsThrough(t *testing.T) {
 // requires one, and travels where none does.
 func TestAPlainPacketOnACoreLinkIsRefused(t *testing.T) {
 	t.Parallel()
-	bothEncapsulations(t, plainPacketOnACoreLink)
+	alsoOverLabels(t, plainPacketOnACoreLink)
 }
 
 func plainPacketOnACoreLink(t *testing.T, carried change) {
