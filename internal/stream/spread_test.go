@@ -59,6 +59,15 @@ func TestTheKernelSpreadsConnectionsAsLoopsDo(t *testing.T) {
 	t.Cleanup(func() { must(t, errors.Join(n.Close(), ns.Close())) })
 	must(t, n.SetUp("lo"))
 	must(t, n.AddAddress("lo", netip.PrefixFrom(server6, 128)))
+	eventually(t, "the kernel has a route to the address", func() bool {
+		return ns.Do(func() error {
+			c, err := net.Dial("udp", netip.AddrPortFrom(server6, port).String())
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}) == nil
+	})
 	w, _, _ := heldWorker(t, ns, loops)
 	closes(t, w)
 	for _, c := range []struct {
