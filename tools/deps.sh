@@ -118,6 +118,7 @@ for what in "$@"; do
 	kernels)
 		install qemu-system-x86_64=qemu-system-x86 busybox=busybox-static ip=iproute2 nft=nftables ping=iputils-ping \
 			xz=xz-utils dpkg-deb=dpkg ldd=libc-bin
+		command -v vtysh >/dev/null || without_service install vtysh=frr
 		;;
 	arm64) install qemu-system-aarch64=qemu-system-arm xz=xz-utils dpkg-deb=dpkg ;;
 	clang) install clang-19=clang-19 llvm-strip-19=llvm-19 clang-format-19=clang-format-19 ;;

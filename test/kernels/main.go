@@ -188,9 +188,12 @@ func tryKernel(ctx context.Context, work, name string, m machine, o options, ste
 	}
 	c := contents{top: ".", built: built}
 	if !m.foreign() {
-		c.programs = programs
+		c.programs = slices.Clone(programs)
 	}
 	for _, s := range steps {
+		if !m.foreign() {
+			c.programs = append(c.programs, s.more...)
+		}
 		c.steps = append(c.steps, s.forGuest(skips.of(m.label(name), s.pkg), o.run))
 	}
 	if o.shell {

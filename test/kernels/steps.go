@@ -12,6 +12,9 @@ import (
 // programs are those of this machine that the tests call.
 var programs = []string{"busybox", "ip", "tc", "nft", "ping"}
 
+// frr are the daemons of a router, which Debian has outside of PATH.
+var frr = []string{"/usr/lib/frr/zebra", "/usr/lib/frr/ospfd"}
+
 // step is a program to run: a package's tests, or a command.
 type step struct {
 	name string
@@ -21,6 +24,7 @@ type step struct {
 	skip []string // of these, what another step or kernel has
 	// asked: it runs only where -step names it, since it has not been seen to pass on all kernels.
 	asked bool
+	more  []string // programs of this machine that it calls besides
 }
 
 func (s step) binary() string { return "/tests/" + strings.ReplaceAll(s.pkg, "/", "-") + ".test" }
@@ -51,7 +55,7 @@ func allSteps() []step {
 			"TestNothingTamperedWithGetsThrough", "TestStoppedAgentsLeaveDataPathAndGuard", "TestChainsComeAndGoUnderTraffic",
 			"TestTCPThroughAFunctionLosesNoStamp", "TestOwnTrafficTakesAChain", "TestSendersLearnWhatAChainTakes",
 			"TestCompressedAndReducedChainsCarryTCP", "TestTheKernelsEndIsAWaypoint", "TestStock",
-		}},
+		}, more: frr},
 		{name: "xdp", pkg: "test/e2e", asked: true, run: []string{"TestXDP"}},
 		{name: "xdp-programs", pkg: "internal/dataplane", asked: true, run: []string{"TestXDP", "TestFunctionBehindDevicesWithXDPIsPassedByXDP$"}},
 		{name: "own", pkg: "test/e2e", asked: true, run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$"}},
