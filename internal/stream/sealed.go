@@ -395,6 +395,7 @@ func (s *sealed) count(word int) {
 	s.once.Do(func() {
 		s.l.words[word].Add(1)
 		s.l.w.connections.Add(-1)
+		s.l.open.Add(-1)
 	})
 }
 
