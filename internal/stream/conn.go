@@ -159,6 +159,7 @@ func (l *loop) release(c *conn, word int) {
 	l.words[word].Add(1)
 	l.w.connections.Add(-1)
 	l.open.Add(-1)
+	l.tellReset(c, word)
 	l.forget(c)
 }
 

@@ -320,6 +320,7 @@ func (l *loop) takeSYN(s segment, frame []byte, placed bool) {
 	}
 	if !l.admit(placed) {
 		l.known.drop(s.ends)
+		l.w.refused.tell(s.ends, "worker-limit")
 		l.send(s.refusal(*l.w.config.Hold))
 		return
 	}
@@ -331,6 +332,9 @@ func (l *loop) takeSYN(s segment, frame []byte, placed bool) {
 	switch err := l.connectOnward(c, s.client, s.server, int(s.class)); {
 	case err == nil:
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE): // with no descriptor left, as above a limit
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			l.w.refused.tell(s.ends, "worker-descriptors")
+		}
 		l.send(s.refusal(*l.w.config.Hold))
 		l.reset(c, wordUnreached)
 	default:

@@ -343,8 +343,9 @@ func (l *loop) refuseOne(listener int) bool {
 		return false
 	}
 	unix.Close(l.spare)
-	fd, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	fd, from, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 	if err == nil {
+		l.w.refused.tell(ends{addrPort(from), endOf(fd)}, "worker-descriptors")
 		unix.Close(fd)
 		l.words[wordRefused].Add(1)
 	}
@@ -381,6 +382,7 @@ func (l *loop) accepted(fd int, client netip.AddrPort) {
 // takeEarly takes a client's connection whose server was not asked before. placed: as of admit.
 func (l *loop) takeEarly(fd int, client netip.AddrPort, placed bool) {
 	if !l.admit(placed) {
+		l.w.refused.tell(ends{client, endOf(fd)}, "worker-limit")
 		unix.Close(fd)
 		return
 	}

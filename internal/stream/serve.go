@@ -136,7 +136,7 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 		var stop context.CancelFunc
 		ctx, stop = context.WithCancel(ctx)
 		defer stop()
-		w.ask = s.ask
+		w.ask, w.refused = s.ask, newRefusalQueue()
 		last = func() error {
 			if apart != nil {
 				var first []int
@@ -147,6 +147,7 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 					return err
 				}
 			}
+			go s.tellRefusals(w.refused)
 			go func() { // it opens descriptors, which no other table is to have
 				s.run() // it ends with the process at the latest
 				stop()

@@ -36,6 +36,7 @@ type Worker struct {
 	draining    atomic.Bool    // no more connections are taken
 	drained     sync.WaitGroup // of loops that are to begin so
 	batches     batchBudget    // of sealed connections
+	refused     *refusalQueue  // nil: there is no parent
 	// ask asks by which keys a connection is sealed; nil: there is nobody to ask.
 	ask func(context.Context, Ask) (*Ends, error)
 	// plain: sealed connections go in plain through a function that knows nothing of it; nil: they
