@@ -124,3 +124,61 @@ func TestConnectionsOfStreamFunctionsAreSeen(t *testing.T) {
 		return err
 	})
 }
+
+// What a chain refuses to do with one function it does with two: a second visit of a node, and two kinds of operations there in a row. The connections of both visits have
+// the same addresses and ports on one node, and do not meet.
+func TestAChainComesBackToTheNodeOfAStreamFunction(t *testing.T) {
+	t.Parallel()
+	domain := strings.NewReplacer(
+		"run: [{gzip: {level: 1}}]}", "run: [count, {gzip: {level: 1}}]}\n  - {name: again, node: r2, kind: stream, run: [count, {xor: {passes: 0}}]}",
+		"functions: [zip, unzip]", "functions: [zip, unzip, again]",
+	).Replace(example(t, "streams.yaml"))
+	w := build(t, domain)
+	const size = 1 << 20
+	for _, chain := range []string{"web", "web4"} {
+		w.ipv4 = chain == "web4"
+		var since []func() flow
+		for _, way := range []string{"forward, up to zip", "forward, from zip to unzip", "forward, from unzip to again", "forward, from again on", "reverse, up to again", "reverse, from again to unzip", "reverse, from unzip to zip", "reverse, from zip on"} {
+			since = append(since, w.counting(w.part(chain, way)))
+		}
+		stream := func(function string) *api.Stream {
+			t.Helper()
+			f, err := w.function("r2", function)
+			must(t, err)
+			return f.Stream
+		}
+		before, later := stream("zip"), stream("again")
+		text := strings.Repeat("All work and no play makes Jack.", size/32)
+		must(t, w.echoed(text))
+		for i, f := range since {
+			if n := f().frames(); n == 0 {
+				t.Errorf("%s: part %d was not taken", chain, i)
+			}
+		}
+		first, second := stream("zip"), stream("again")
+		if n := first.Opened - before.Opened; n != 1 {
+			t.Errorf("%s: zip opened %d connections; want one", chain, n)
+		}
+		if n := second.Opened - later.Opened; n != 1 {
+			t.Errorf("%s: again opened %d connections; want one", chain, n)
+		}
+		for what, n := range map[string]uint64{
+			"from the client at zip":   first.ToServer.In - before.ToServer.In,
+			"to the client at zip":     first.ToClient.Out - before.ToClient.Out,
+			"from the client at again": second.ToServer.In - later.ToServer.In,
+			"to the server at again":   second.ToServer.Out - later.ToServer.Out,
+			"from the server at again": second.ToClient.In - later.ToClient.In,
+		} {
+			if n != size {
+				t.Errorf("%s: %d bytes %s; want %d", chain, n, what, size)
+			}
+		}
+		if n := first.ToServer.Out - before.ToServer.Out; n > size/10 {
+			t.Errorf("%s: zip made %d bytes of %d", chain, n, size)
+		}
+		// Operations in a row see what the one before gives.
+		if in := first.Run[1].In - before.Run[1].In; first.Run[0].Name != "count" || first.Run[1].Name != "gzip" || in != size {
+			t.Errorf("%s: the operations of zip are %+v; want count, and gzip of %d bytes", chain, first.Run, size)
+		}
+	}
+}
