@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,6 +50,15 @@ func (c *Client) Counters(ctx context.Context) (v api.Counters, err error) {
 // Functions returns the counters and kept headers of functions' proxies.
 func (c *Client) Functions(ctx context.Context) (v api.Functions, err error) {
 	return v, c.getJSON(ctx, api.PathFunctions, &v, &v.Version)
+}
+
+// Connections returns the first connections of the node's functions of kind stream, at most limit; function "": of all functions.
+func (c *Client) Connections(ctx context.Context, function string, limit int) (v api.Connections, err error) {
+	q := url.Values{"limit": {strconv.Itoa(limit)}}
+	if function != "" {
+		q.Set("function", function)
+	}
+	return v, c.getJSON(ctx, api.PathConnections+"?"+q.Encode(), &v, &v.Version)
 }
 
 // Function returns the counters of one function's proxy.

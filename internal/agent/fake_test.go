@@ -31,8 +31,9 @@ type fakeMachine struct {
 
 	locators []netip.Prefix
 	sids     []netip.Prefix
-	others   []host.Route                // to SIDs
-	gone     []string                    // functions
+	others   []host.Route // to SIDs
+	gone     []string     // functions
+	conns    []dataplane.Connection
 	hops     map[string][]host.Neighbour // by address
 	pushes   map[string]bool             // labels, the route to an address
 	managed  []host.Neighbour
@@ -421,6 +422,12 @@ func (d fakeDataPath) OpenOnward(client, service, source, origin netip.AddrPort,
 func (d fakeDataPath) ConnectionPart(function string, client, server netip.AddrPort) (uint32, error) {
 	return 0, d.f.step("part of %s %s %s", function, client, server)
 }
+func (d fakeDataPath) Connections(functions []string, limit int) ([]dataplane.Connection, int, error) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	all := slices.DeleteFunc(slices.Clone(d.f.conns), func(c dataplane.Connection) bool { return !slices.Contains(functions, c.Function) })
+	return all[:min(limit, len(all))], len(all), nil
+}
 func (d fakeDataPath) SweepConnections(map[string]time.Duration) (map[string]dataplane.Connections, error) {
 	return nil, nil
 }
@@ -546,7 +553,7 @@ func (p fakeFilter) forget(namespace string, functions ...string) {
 // fakePlaces has no workers.
 type fakePlaces struct{}
 
-func (fakePlaces) Start(plan.Proxy, []byte, func(stream.Ask) (*stream.Ends, error)) (streamWorker, error) {
+func (fakePlaces) Start(plan.Proxy, []byte, func(stream.Ask) (*stream.Ends, error), func(stream.Refusal)) (streamWorker, error) {
 	return nil, errors.New("no workers here")
 }
 func (fakePlaces) StartGateway(plan.Proxy, gatewayStart) (gatewayWorker, error) {

@@ -37,6 +37,7 @@ type dataPath interface {
 
 	OpenOnward(client, service, source, origin netip.AddrPort, back uint32) error
 	ConnectionPart(function string, client, server netip.AddrPort) (uint32, error)
+	Connections(functions []string, limit int) (first []dataplane.Connection, all int, err error)
 	SweepConnections(idle map[string]time.Duration) (map[string]dataplane.Connections, error)
 	Counters() (dataplane.Counts, error)
 	Refusals() ([]dataplane.RefusalCount, error)

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -97,6 +99,14 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 			functions[i].Rules = rules[functions[i].Function]
 		}
 		writeJSON(w, api.Functions{Version: api.Version, Node: a.status.get().Node, Functions: functions})
+	})
+	mux.HandleFunc("GET "+api.PathConnections, func(w http.ResponseWriter, r *http.Request) {
+		limit, err := strconv.Atoi(cmp.Or(r.FormValue("limit"), strconv.Itoa(api.ConnectionsMax)))
+		if err != nil || limit < 0 || limit > api.ConnectionsMax {
+			http.Error(w, fmt.Sprintf("limit is %q; expect 0 to %d", r.FormValue("limit"), api.ConnectionsMax), http.StatusBadRequest)
+			return
+		}
+		answer(w)(a.connectionsOf(r.FormValue("function"), limit))
 	})
 	a.serveGateway(mux)
 	mux.HandleFunc("GET "+api.PathEvents, a.serveEvents)

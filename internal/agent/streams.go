@@ -32,8 +32,8 @@ import (
 // streamPlaces has the operations on the machine for functions of kind stream.
 type streamPlaces interface {
 	// Start makes a function's place, with its interface on the node, and a worker in it.
-	// ends answers for the keys of sealed connections; nil: there are none.
-	Start(p plan.Proxy, config []byte, ends func(stream.Ask) (*stream.Ends, error)) (streamWorker, error)
+	// ends answers for the keys of sealed connections; nil: there are none. refused is told of connections that the worker refuses.
+	Start(p plan.Proxy, config []byte, ends func(stream.Ask) (*stream.Ends, error), refused func(stream.Refusal)) (streamWorker, error)
 	// StartGateway does so for the node's gateway.
 	StartGateway(p plan.Proxy, s gatewayStart) (gatewayWorker, error)
 	// RemoveStrays removes interfaces that an earlier agent of the instance has left, except
@@ -56,6 +56,8 @@ type streamWorker interface {
 	Whole() error
 	PID() int
 	Statistics() stream.Statistics
+	// Sockets are the sockets in its place that have these ends, one for each.
+	Sockets(ends []host.TCPEnds) ([]host.TCPSocket, error)
 	Close() error // and removes the place
 	// Leave lets go of it: worker and place stay for the next agent of the instance. A gateway's do not.
 	Leave() error
@@ -175,7 +177,7 @@ func thisProgram() (string, error) {
 // Start takes a worker over that runs already, if it runs this program with this configuration. If it
 // runs another program, or has another configuration, a new one takes its place with Serve, and it goes on with the connections that it has.
 // Else the place is made anew, and a worker that was there ends.
-func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) (*stream.Ends, error)) (_ streamWorker, err error) {
+func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) (*stream.Ends, error), refused func(stream.Refusal)) (_ streamWorker, err error) {
 	program, err := thisProgram()
 	if err != nil {
 		return nil, err
@@ -186,14 +188,14 @@ func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) 
 	case err != nil:
 	case tag.MTU != was.MTU || tag.Attached != was.Attached:
 	case tag.Program == was.Program && tag.Config == was.Config:
-		w.function, w.ends, w.adopted = p.Function, ends, true
+		w.function, w.ends, w.refused, w.adopted = p.Function, ends, refused, true
 		w.Process, err = found.Take(config)
 		if err == nil {
 			return w, nil
 		}
 	case tag.Attached == model.Attached{}: // of two behind a function's interfaces, one would have them
 		tag.Port = streamPort + (was.Port-streamPort+1)%streamPorts
-		w.function, w.ends, w.instead, w.sameWords = p.Function, ends, found, tag.Program == was.Program
+		w.function, w.ends, w.refused, w.instead, w.sameWords = p.Function, ends, refused, found, tag.Program == was.Program
 		if err = k.run(w, p, tag, config); err == nil {
 			return w, nil
 		}
@@ -220,7 +222,7 @@ func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) 
 	}
 	tag.Port = streamPort
 	w = k.worker(p.To)
-	w.ns, w.function, w.ends = ns, p.Function, ends
+	w.ns, w.function, w.ends, w.refused = ns, p.Function, ends, refused
 	if err := w.place(p.To, p.Stream.MTU); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
@@ -432,6 +434,7 @@ func (w *kernelWorker) Serve() error {
 			return err
 		}
 	}
+	w.Refused = w.refused
 	w.Answer(w.ends)
 	return nil
 }
@@ -491,6 +494,7 @@ type kernelWorker struct {
 	records   *workerRecords
 	log       *slog.Logger
 	ends      func(stream.Ask) (*stream.Ends, error)
+	refused   func(stream.Refusal)
 	tag       []byte // for the next agent
 	made      bool
 	adopted   bool
@@ -503,6 +507,11 @@ type kernelWorker struct {
 }
 
 func (w *kernelWorker) Adopted() bool { return w.adopted }
+
+// Sockets asks the kernel: a worker's word about its connections is not needed.
+func (w *kernelWorker) Sockets(ends []host.TCPEnds) ([]host.TCPSocket, error) {
+	return w.ns.TCPSockets(ends)
+}
 
 // place makes the pair of interfaces, and the namespace's routes.
 func (w *kernelWorker) place(link string, mtu int) (err error) {
@@ -758,7 +767,7 @@ func (a *agent) ensureStreamLocked(_ plan.Node, p plan.Proxy) error {
 		}
 	}
 	config := fmt.Sprintf("%s %d %v", digest(text), s.MTU, s.Attached)
-	return a.ensureWorkerLocked(p.Function, config, func() (streamWorker, error) { return a.places.Start(p, text, a.endsOf(p)) })
+	return a.ensureWorkerLocked(p.Function, config, func() (streamWorker, error) { return a.places.Start(p, text, a.endsOf(p), a.refusedBy(p)) })
 }
 
 // readKeys reads the keys of seal and open that a function needs.

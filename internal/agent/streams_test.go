@@ -84,7 +84,7 @@ type placesOf struct {
 	configs [][]byte
 }
 
-func (p *placesOf) Start(_ plan.Proxy, config []byte, _ func(stream.Ask) (*stream.Ends, error)) (streamWorker, error) {
+func (p *placesOf) Start(_ plan.Proxy, config []byte, _ func(stream.Ask) (*stream.Ends, error), _ func(stream.Refusal)) (streamWorker, error) {
 	p.configs = append(p.configs, config)
 	return &leftWorker{placedWorker{ended: make(chan struct{})}}, nil
 }

@@ -21,10 +21,12 @@ const (
 	PathStatus    = "/v1/status"
 	PathCounters  = "/v1/counters"
 	PathFunctions = "/v1/functions"
-	PathEvents    = "/v1/events" // lines of event.Event; ?follow=false ends after the past ones
-	PathServices  = "/v1/services"
-	PathSessions  = "/v1/sessions"
-	PathRevoked   = "/v1/revoked"
+	// Connections of functions of kind stream; ?function=NAME asks for one function's, ?limit=N for at most so many.
+	PathConnections = "/v1/connections"
+	PathEvents      = "/v1/events" // lines of event.Event; ?follow=false ends after the past ones
+	PathServices    = "/v1/services"
+	PathSessions    = "/v1/sessions"
+	PathRevoked     = "/v1/revoked"
 )
 
 // Status is the state of an agent.
@@ -188,7 +190,7 @@ type Stream struct {
 	Error           string `json:"error,omitempty"` // why
 	Restarts        int    `json:"restarts"`        // of the worker, since the agent started
 	Kept            int    `json:"kept"`            // connections that the data path knows, those that have just ended among them
-	Loops           int    `json:"loops"`           // event loops of the worker
+	Loops           int    `json:"loops"`           // event loops of the worker; some may rest until they are needed
 	Room            uint64 `json:"room,omitempty"`  // connections that it has descriptors for, if these are fewer than its limit allows
 	Now             uint64 `json:"now"`             // connections that are open
 	Opened          uint64 `json:"opened"`
@@ -236,6 +238,49 @@ type StreamBytes struct {
 	In      uint64 `json:"in"`      // read from the sender
 	Out     uint64 `json:"out"`     // written to the receiver
 	Spliced uint64 `json:"spliced"` // those of Out that were never copied
+}
+
+// ConnectionsMax is how many connections one answer has at most.
+const ConnectionsMax = 10_000
+
+// Connections are connections of the node's functions of kind stream, in the order of functions, clients and servers. Those that
+// have ended are not among them.
+type Connections struct {
+	Version     int          `json:"version"`
+	Node        string       `json:"node"`
+	Functions   []string     `json:"functions"`   // of kind stream, of those that were asked about
+	All         int          `json:"all"`         // how many there are
+	Connections []Connection `json:"connections"` // the first of them
+}
+
+// Connection is a connection through a function of kind stream. The kernel says all of it, and the function's worker nothing.
+type Connection struct {
+	Function string         `json:"function"`
+	Client   netip.AddrPort `json:"client"`
+	Server   netip.AddrPort `json:"server"`
+	Chain    string         `json:"chain"` // "": its path is not in the plan any more
+	State    string         `json:"state"` // opening, open, client-ended or server-ended
+	Idle     uint64         `json:"idle"`  // seconds since the last packet
+	// What the function has on either side.
+	ClientSide ConnectionSide `json:"client_side"`
+	ServerSide ConnectionSide `json:"server_side"`
+}
+
+// ConnectionSide is one of a connection's two sides: between the function and the client, or the function and the server.
+type ConnectionSide struct {
+	State    string          `json:"state,omitempty"` // of the socket, as RFC 9293 names it in lower case; missing: there is none
+	Received uint64          `json:"received"`        // bytes of payload that came to the function
+	Sent     uint64          `json:"sent"`            // bytes of payload from the function
+	Comes    *ConnectionPath `json:"comes,omitempty"` // the path by which packets come to the function; missing: it is not in the plan
+	Goes     *ConnectionPath `json:"goes,omitempty"`  // the path that packets of the function take
+}
+
+// ConnectionPath names a path.
+type ConnectionPath struct {
+	Path      uint32 `json:"path"`
+	Direction string `json:"direction"`
+	From      string `json:"from,omitempty"` // the function that it starts at; missing: the chain's ingress
+	To        string `json:"to,omitempty"`   // the function that it ends at; missing: the chain's egress
 }
 
 // Rules are what the rules of a function of kind netfilter have counted.

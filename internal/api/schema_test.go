@@ -27,6 +27,7 @@ var outputs = []struct {
 	{"GET " + PathStatus, Status{}},
 	{"GET " + PathCounters, Counters{}},
 	{"GET " + PathFunctions, Functions{}},
+	{"GET " + PathConnections, Connections{}},
 	{"GET " + PathEvents, event.Event{}},
 	{"GET " + PathServices, Services{}}, // "get services" and so on are the same
 	{"GET " + PathSessions, Sessions{}},

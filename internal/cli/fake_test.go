@@ -21,6 +21,7 @@ type fakeClient struct {
 	status    api.Status
 	counters  []api.Counters // one for each call, the last again and again
 	functions api.Functions
+	connected api.Connections
 	services  api.Services
 	sessions  api.Sessions
 	revoked   api.Revoked
@@ -55,6 +56,11 @@ func (c *fakeClient) Counters(context.Context) (api.Counters, error) {
 }
 
 func (c *fakeClient) Functions(context.Context) (api.Functions, error) { return c.functions, c.fails }
+
+func (c *fakeClient) Connections(_ context.Context, function string, limit int) (api.Connections, error) {
+	c.asked = append(c.asked, fmt.Sprintf("connections %q %d", function, limit))
+	return c.connected, c.fails
+}
 
 func (c *fakeClient) Services(context.Context) (api.Services, error) { return c.services, c.fails }
 func (c *fakeClient) Sessions(context.Context) (api.Sessions, error) { return c.sessions, c.fails }

@@ -30,7 +30,7 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newNounCommand(in, "errors", "ICMP errors sent for refused packets", helpErrors, readErrors),
 		newNounCommand(in, "paths", "Packets stamped and verified, by path", helpPaths, readPathCounts),
 		newFunctionsCommand(in),
-		newNounCommand(in, "streams", "Connections through functions of kind stream", helpStreams, readStreams),
+		newStreamsCommand(in),
 		newNounCommand(in, "services", "Services of this node's gateway", helpServices, readServices),
 		newSessionsCommand(in),
 		newNounCommand(in, "revoked", "Identities that were revoked at this node's gateway", helpRevoked, readRevoked),
@@ -79,7 +79,15 @@ started. NOW counts open connections; REFUSED connections above a limit; UNREACH
 without a server; RESET connections that one side, a function, or a limit on idle connections
 ended. IN and OUT count bytes to the function and from it, both directions together; -o json
 also has the bytes that were not copied, and the bytes of each operation. What match has
-found, and gunzip and open have refused, is on standard error.`
+found, and gunzip and open have refused, is on standard error. With the name of a function: its
+connections alone.
+
+--connections lists the connections that have not ended, in the order of functions, clients and
+servers, and at most --limit of each node. STATE is opening, open, client-ended or server-ended; IDLE
+is how long there was no packet. FROM CLIENT and TO SERVER count bytes that came from the client,
+and bytes that the function has sent to the server; FROM SERVER and TO CLIENT the same of the way
+back. -o json also has the four paths that its packets take to the function and from it. All of that
+is from the kernel; when a connection was opened is not known.`
 
 	helpInterfaces = `The interfaces of the node's plan and of its functions, and where the data path is
 attached to them: TC and XDP at ingress, OUT at TC egress. Errors and warnings are on
@@ -146,6 +154,39 @@ func newFunctionsCommand(in surroundings) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
 			name = args[0]
+		}
+		return run(cmd, args)
+	}
+	return cmd
+}
+
+// newStreamsCommand is a noun that takes the name of one function, and lists connections on request.
+func newStreamsCommand(in surroundings) *cobra.Command {
+	var name string
+	var connections bool
+	var limit int
+	cmd := newNounCommand(in, "streams", "Connections through functions of kind stream", helpStreams, func(ctx context.Context, c client) (reading, error) {
+		if connections {
+			return readConnections(ctx, c, name, limit)
+		}
+		return readStreams(ctx, c, name)
+	})
+	run := cmd.RunE
+	cmd.Use, cmd.Args = "streams [NAME]", command.UsageArgs(cobra.MaximumNArgs(1))
+	cmd.Example = `  waystamp get streams
+  waystamp get streams zip --connections --limit 20
+  waystamp get streams --connections -o json`
+	cmd.Flags().BoolVar(&connections, "connections", false, "list the connections")
+	cmd.Flags().IntVar(&limit, "limit", 100, fmt.Sprintf("`number` of connections of each node that are listed at most, up to %d", api.ConnectionsMax))
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			name = args[0]
+		}
+		if cmd.Flags().Changed("limit") && !connections {
+			return command.Usagef("--limit is for a list of connections; give --connections as well")
+		}
+		if limit < 1 || limit > api.ConnectionsMax {
+			return command.Usagef("--limit is %d; expect 1 to %d", limit, api.ConnectionsMax)
 		}
 		return run(cmd, args)
 	}
@@ -375,12 +416,15 @@ func readFunctions(ctx context.Context, c client) (reading, error) {
 	return r, err
 }
 
-func readStreams(ctx context.Context, c client) (reading, error) {
+func readStreams(ctx context.Context, c client, name string) (reading, error) {
 	v, err := c.Functions(ctx)
-	v.Functions = slices.DeleteFunc(v.Functions, func(f api.Function) bool { return f.Stream == nil })
+	v.Functions = slices.DeleteFunc(v.Functions, func(f api.Function) bool { return f.Stream == nil || name != "" && f.Function != name })
 	r := reading{
 		node: v.Node, output: api.StreamsOutput{Version: api.Version, Node: v.Node, Streams: v.Functions},
 		header: []string{"FUNCTION", "WORKER", "RESTARTS", "NOW", "OPENED", "REFUSED", "UNREACHED", "RESET", "IN", "OUT"}, key: 1,
+	}
+	if name != "" && len(v.Functions) == 0 {
+		r.lacks = "function " + name + " of kind stream"
 	}
 	for _, f := range v.Functions {
 		s := f.Stream
@@ -412,6 +456,28 @@ func readStreams(ctx context.Context, c client) (reading, error) {
 		r.rows = append(r.rows, []any{
 			f.Function, gauge(s.Worker), gauge(s.Restarts), gauge(s.Now), s.Opened, s.Refused + s.PartMismatch + s.Unsealed + s.Peer + s.NoKey, s.Unreached,
 			s.ResetByClient + s.ResetByServer + s.ResetByFunction + s.ResetByLimit, s.ToServer.In + s.ToClient.In, s.ToServer.Out + s.ToClient.Out,
+		})
+	}
+	return r, err
+}
+
+// readConnections reads the first connections of a function of kind stream, or of all.
+func readConnections(ctx context.Context, c client, name string, limit int) (reading, error) {
+	v, err := c.Connections(ctx, name, limit)
+	r := reading{
+		node: v.Node, output: v,
+		header: []string{"FUNCTION", "CLIENT", "SERVER", "CHAIN", "STATE", "IDLE", "FROM CLIENT", "TO SERVER", "FROM SERVER", "TO CLIENT"}, key: 3,
+	}
+	if name != "" && len(v.Functions) == 0 {
+		r.lacks = "function " + name + " of kind stream"
+	}
+	if n := len(v.Connections); v.All > n {
+		r.notes = append(r.notes, fmt.Sprintf("%d of %d connections; name a function, or give a higher --limit", n, v.All))
+	}
+	for _, k := range v.Connections {
+		r.rows = append(r.rows, []any{
+			k.Function, k.Client, k.Server, command.OrDash(k.Chain), k.State, time.Duration(k.Idle) * time.Second,
+			k.ClientSide.Received, k.ServerSide.Sent, k.ServerSide.Received, k.ClientSide.Sent,
 		})
 	}
 	return r, err

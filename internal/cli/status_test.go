@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
@@ -388,3 +390,32 @@ the agent at /run/a.sock is back
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// A connection that a worker has refused is a line of its own kind, without an explanation of a packet, and no packet of a capture.
+func TestWatchPrintsRefusalsOfWorkers(t *testing.T) {
+	e := event.Event{
+		Time: time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.Local), Node: "r2", Interface: "wss-zip", Hook: event.HookWorker, Reason: "worker-limit",
+		Text: "the function has as many connections as its limits allow; function zip, [fc00:7::2]:4 to [fc00:8::2]:80", Suppressed: 2,
+	}
+	var out strings.Builder
+	w := &watched{client: &fakeClient{}, paths: []plan.Path{}}
+	p := &eventPrinter{text: true, out: &out, notes: io.Discard}
+	if err := p.event(t.Context(), e, w); err != nil {
+		t.Fatal(err)
+	}
+	const want = `2026-01-02 03:04:05.678  r2  wss-zip  refused  worker-limit  a connection at worker: the function has as many connections as its limits allow; function zip, [fc00:7::2]:4 to [fc00:8::2]:80
+    2 more like it were not shown before
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	var capture bytes.Buffer
+	p.out = &capture
+	if _, err := p.captureTo("-"); err != nil {
+		t.Fatal(err)
+	}
+	before := capture.Len()
+	if err := p.event(t.Context(), e, w); err != nil || capture.Len() != before {
+		t.Errorf("%d bytes of a connection are in the capture: %v", capture.Len()-before, err)
+	}
+}

@@ -25,6 +25,7 @@ type client interface {
 	Status(ctx context.Context) (api.Status, error)
 	Counters(ctx context.Context) (api.Counters, error)
 	Functions(ctx context.Context) (api.Functions, error)
+	Connections(ctx context.Context, function string, limit int) (api.Connections, error)
 	Services(ctx context.Context) (api.Services, error)
 	Sessions(ctx context.Context) (api.Sessions, error)
 	Revoked(ctx context.Context) (api.Revoked, error)

@@ -48,7 +48,8 @@ addresses, protocol and ports, and the chain and function that its headers name.
 When an agent restarts, watch waits for it and goes on.
 
 Of many packets that are refused for one reason a node sends a sample and says how
-many it left out. A reader that is too slow misses some and is told how many; one
+many it left out. A connection that a function of kind stream refuses, or an operation of it
+resets, is printed as well, at most 16 a second of a function. A reader that is too slow misses some and is told how many; one
 that takes none for 30 seconds is dropped. An agent has 64 readers at most.
 
 With --paths, which holds the secrets of whole paths, or with --lab, which knows
@@ -302,11 +303,14 @@ func inPlace(place string) string {
 
 func (p *eventPrinter) event(ctx context.Context, e event.Event, w *watched) error {
 	x := explained{Event: e}
-	if w.paths != nil {
+	if w.paths != nil && e.Hook != event.HookWorker {
 		ex := explain.Explain(e, w.paths, nil)
 		x.Explanation = &ex
 	}
 	if p.capture != nil {
+		if e.Hook == event.HookWorker { // there is no packet
+			return nil
+		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return p.capture.Write(captured(x))
@@ -335,8 +339,13 @@ func printEvent(out io.Writer, e explained, packet string) error {
 	if packet != "" {
 		packet += "; "
 	}
-	_, err = fmt.Fprintf(out, "%s  %s  %s  %s  %s  %s%d bytes at %s%s: %s\n",
-		e.Time.Local().Format(time.DateTime+".000"), e.Node, e.Interface, verdict, e.Reason, packet, e.Len, e.Hook, inPlace(e.Place), e.Text)
+	if e.Hook == event.HookWorker { // a connection, and no packet
+		packet = "a connection"
+	} else {
+		packet += fmt.Sprintf("%d bytes", e.Len)
+	}
+	_, err = fmt.Fprintf(out, "%s  %s  %s  %s  %s  %s at %s%s: %s\n",
+		e.Time.Local().Format(time.DateTime+".000"), e.Node, e.Interface, verdict, e.Reason, packet, e.Hook, inPlace(e.Place), e.Text)
 	if e.Suppressed > 0 && err == nil {
 		_, err = fmt.Fprintf(out, "    %d more like it were not shown before\n", e.Suppressed)
 	}

@@ -1,9 +1,12 @@
 package dataplane
 
 import (
+	"cmp"
+	"container/heap"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -109,6 +112,95 @@ func (d *Dataplane) ConnectionPart(function string, client, server netip.AddrPor
 		}
 	}
 	return 0, fmt.Errorf("%w: function %s, %s to %s", ErrNoConnection, function, client, server)
+}
+
+// Connection is a connection of a function on byte streams, as the programs know it.
+type Connection struct {
+	Function       string
+	Client, Server netip.AddrPort
+	Part           uint32        // the path by which the client's packets come
+	New            bool          // the function has not gone on with it
+	Answered       bool          // the function has acknowledged the server's packets
+	ClientEnded    bool          // FIN has come from the client
+	ServerEnded    bool          // the same of the server
+	Idle           time.Duration // since its last packet, to the second
+}
+
+// compare orders connections by function, client and server.
+func (c Connection) compare(o Connection) int {
+	return cmp.Or(cmp.Compare(c.Function, o.Function), c.Client.Compare(o.Client), c.Server.Compare(o.Server))
+}
+
+// lastFirst is a heap with the connection on top that comes last.
+type lastFirst []Connection
+
+func (l lastFirst) Len() int           { return len(l) }
+func (l lastFirst) Less(i, j int) bool { return l[i].compare(l[j]) > 0 }
+func (l lastFirst) Swap(i, j int)      { l[i], l[j] = l[j], l[i] }
+func (l *lastFirst) Push(x any)        { *l = append(*l, x.(Connection)) }
+func (l *lastFirst) Pop() any {
+	last := (*l)[len(*l)-1]
+	*l = (*l)[:len(*l)-1]
+	return last
+}
+
+// Connections are the connections of these functions that have not ended, in their order: the first ones, at most limit, and how many there are. It
+// needs memory for so many alone.
+func (d *Dataplane) Connections(functions []string, limit int) (first []Connection, all int, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gen == nil || d.node == nil {
+		return nil, 0, nil
+	}
+	keys, err := tables.ProxyKeys(d.node.Proxies)
+	if err != nil {
+		return nil, 0, err
+	}
+	by := map[uint32]string{}
+	for _, name := range functions {
+		if key, ok := keys[name]; ok {
+			by[key] = name
+		}
+	}
+	now, err := coarseTime()
+	if err != nil {
+		return nil, 0, err
+	}
+	var top lastFirst
+	for _, t := range []tables.Map{tables.MapConns, tables.MapConnsNew} {
+		var k abi.ConnKey
+		var c abi.Conn
+		it := d.gen.maps[t].Iterate()
+		for it.Next(&k, &c) {
+			name, ok := by[k.Proxy]
+			if !ok || isOver(c) {
+				continue
+			}
+			all++
+			client, server := tables.ConnEnds(k)
+			top.keep(Connection{
+				Function: name, Client: client, Server: server, Part: abi.BE32(c.Part), New: t == tables.MapConnsNew, Answered: c.Seen&abi.ConnAnswered != 0,
+				ClientEnded: c.Seen&abi.ConnClientFin != 0, ServerEnded: c.Seen&abi.ConnServerFin != 0, Idle: time.Duration(now - min(c.Used, now)),
+			}, limit)
+		}
+		// Programs add and delete at the same time; entries may be missing, or come twice.
+		if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+			return nil, 0, fmt.Errorf("read map %s: %w", t, err)
+		}
+	}
+	slices.SortFunc(top, Connection.compare)
+	return slices.CompactFunc(top, func(a, b Connection) bool { return a.compare(b) == 0 }), all, nil
+}
+
+// keep adds a connection, and drops the last one if these are more than limit.
+func (l *lastFirst) keep(c Connection, limit int) {
+	switch {
+	case len(*l) < limit:
+		heap.Push(l, c)
+	case limit > 0 && c.compare((*l)[0]) < 0:
+		(*l)[0] = c
+		heap.Fix(l, 0)
+	}
 }
 
 // coarseTime is the clock of bpf_ktime_get_coarse_ns.

@@ -604,6 +604,29 @@ func TestConnectionsThatAreOverAreTakenOut(t *testing.T) {
 			t.Errorf("%+v, %v left of those that may be idle for %s; want %+v", got, err, idle, want)
 		}
 	}
+	for _, limit := range []int{0, 2, 10} {
+		got, all, err := s.d.Connections([]string{"zip", "none"}, limit)
+		var ports []uint16
+		for _, c := range got {
+			ports = append(ports, c.Client.Port())
+		}
+		want := []uint16{1, 3, 4, 6}
+		for i, port := range want {
+			want[i] = abi.BE16(port)
+		}
+		slices.Sort(want)
+		if err != nil || all != 4 || !slices.Equal(ports, want[:min(limit, 4)]) {
+			t.Errorf("of ports %v the first %d are asked for: %v of %d, %v", want, limit, ports, all, err)
+		}
+		for _, c := range got {
+			if wants := (Connection{
+				Function: "zip", Client: c.Client, Server: c.Server, New: abi.BE16(c.Client.Port()) == 6, Answered: abi.BE16(c.Client.Port()) != 6,
+				ClientEnded: abi.BE16(c.Client.Port()) == 3, Idle: c.Idle,
+			}); c != wants || abi.BE16(c.Client.Port()) == 4 && c.Idle < 20*time.Second {
+				t.Errorf("a connection is %+v; want %+v", c, wants)
+			}
+		}
+	}
 	sweep(time.Minute, Connections{Open: 4, New: 1})
 	sweep(10*time.Second, Connections{Open: 3, New: 1})
 	put(tables.MapConns, 2, zip, abi.Conn{Used: ago(connEnded + time.Second), Seen: abi.ConnRst})

@@ -24,12 +24,15 @@ import (
 // LineMax is the longest line that Read takes. A real one has about 1.3 KB.
 const LineMax = 64 << 10
 
-// Event is one packet that a node refused, or reported and let go on.
+// HookWorker is the Hook of a connection that a worker of a function of kind stream has refused, or a function has reset: such an event has no packet.
+const HookWorker = "worker"
+
+// Event is one packet that a node refused, or reported and let go on; or a connection that a worker refused.
 type Event struct {
 	Time      time.Time `json:"time"`
 	Node      string    `json:"node"`
 	Interface string    `json:"interface"`
-	Hook      string    `json:"hook"`   // tc or xdp
+	Hook      string    `json:"hook"`   // tc or xdp; worker: a function's, for a connection
 	Reason    string    `json:"reason"` // as in the reference of reasons, such as wrong-chain
 	Text      string    `json:"text"`   // the reason as a sentence
 	// Place is the line of the data path's source that decided it, such as

@@ -158,6 +158,8 @@ func (l *loop) release(c *conn, word int) {
 	// Counted first: whoever sees the end on the wire sees it in the statistics, too.
 	l.words[word].Add(1)
 	l.w.connections.Add(-1)
+	l.open.Add(-1)
+	l.tellReset(c, word)
 	l.forget(c)
 }
 
@@ -165,9 +167,10 @@ func (l *loop) release(c *conn, word int) {
 func (l *loop) forget(c *conn) {
 	if c.wait != nil {
 		delete(l.waiting, c.wait.ends)
+		l.known.drop(c.wait.ends)
 	}
-	if c.ends != nil {
-		delete(l.taken, *c.ends)
+	if c.ends != nil && l.known != nil {
+		l.known.drop(*c.ends)
 	}
 	for side := range c.dir {
 		d := &c.dir[side]

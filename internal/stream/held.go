@@ -262,7 +262,7 @@ func (w *Worker) hold(held *os.File) error {
 	}
 	w.held = fd
 	for _, l := range w.loops {
-		l.waiting, l.taken = map[ends]uint32{}, map[ends]bool{}
+		l.waiting, l.known = map[ends]uint32{}, &known{}
 	}
 	first := w.loops[0]
 	first.frame = make([]byte, heldMax)
@@ -293,15 +293,17 @@ func (l *loop) takeHeld() {
 		if !ok || !s.opens() {
 			continue
 		}
-		if to := l.w.loopOf(s.ends); to != l {
-			to.handSYN(l.frame[:n])
+		to, placed := l.w.choose(s.ends)
+		if to != l {
+			to.handSYN(s.ends, l.frame[:n], placed)
 			continue
 		}
-		l.takeSYN(s, l.frame[:n])
+		l.takeSYN(s, l.frame[:n], placed)
 	}
 }
 
-func (l *loop) takeSYN(s segment, frame []byte) {
+// takeSYN takes a SYN of this loop. placed: its connection has a place here already, and is known.
+func (l *loop) takeSYN(s segment, frame []byte, placed bool) {
 	if number, ok := l.waiting[s.ends]; ok {
 		c := l.at(number)
 		c.wait.since = l.seconds()
@@ -310,12 +312,15 @@ func (l *loop) takeSYN(s segment, frame []byte) {
 		}
 		return
 	}
-	if most := max(l.w.config.Connections/heldShare/len(l.w.loops), heldLeast); len(l.waiting) >= most {
+	if len(l.waiting) >= l.w.waitMost() {
 		l.giveUpOne()
 	}
-	if l.w.connections.Add(1) > int64(l.w.config.Connections) {
-		l.w.connections.Add(-1)
-		l.words[wordRefused].Add(1)
+	if !placed {
+		l.known.add(s.ends, l.index)
+	}
+	if !l.admit(placed) {
+		l.known.drop(s.ends)
+		l.w.refused.tell(s.ends, "worker-limit")
 		l.send(s.refusal(*l.w.config.Hold))
 		return
 	}
@@ -327,6 +332,9 @@ func (l *loop) takeSYN(s segment, frame []byte) {
 	switch err := l.connectOnward(c, s.client, s.server, int(s.class)); {
 	case err == nil:
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE): // with no descriptor left, as above a limit
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			l.w.refused.tell(s.ends, "worker-descriptors")
+		}
 		l.send(s.refusal(*l.w.config.Hold))
 		l.reset(c, wordUnreached)
 	default:
@@ -334,7 +342,7 @@ func (l *loop) takeSYN(s segment, frame []byte) {
 		// same ends, may be over. If the client still has it, TCP knows what to answer (RFC 9293
 		// section 3.10.7.4).
 		l.reset(c, wordUnreached)
-		if l.taken[s.ends] {
+		if _, ok := l.known.find(s.ends); ok { // as one whose client is there: none waits
 			l.letIn(s, frame)
 		}
 	}
@@ -372,15 +380,17 @@ func (l *loop) acceptedHeld(fd int, client netip.AddrPort) {
 	}
 	a := accepted{fd, ends{client, addrPort(to)}}
 	its := l.w.loopOf(a.of)
-	if its == l {
-		l.takeAccepted(a)
-		return
-	}
-	if l.w.apart { // the other loop would have another file behind the number
+	switch {
+	case its == nil: // its server has reset it meanwhile
 		unix.Close(fd)
+	case its == l:
+		l.takeAccepted(a)
+	case !l.w.apart:
+		its.handAccepted(a)
+	case !l.handFile(its, fd, a.of):
 		a.fd = -1
+		its.handAccepted(a)
 	}
-	its.handAccepted(a)
 }
 
 // takeAccepted takes a client's connection of this loop.
@@ -399,7 +409,6 @@ func (l *loop) takeAccepted(a accepted) {
 	}
 	delete(l.waiting, c.wait.ends)
 	c.ends = &ends{c.wait.client, c.wait.server}
-	l.taken[*c.ends] = true
 	c.wait, c.fd[0], c.active = nil, int32(a.fd), l.seconds()
 	if err := l.watchSide(c, 0); err != nil {
 		l.reset(c, wordByClient)

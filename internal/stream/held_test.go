@@ -85,13 +85,14 @@ func TestOneThatWaitsGivesWay(t *testing.T) {
 	must(t, err)
 	defer memory.Close()
 	w := &Worker{config: &Config{}, held: -1}
-	l := &loop{w: w, words: loopWords(memory, 0), waiting: map[ends]uint32{}, taken: map[ends]bool{}}
+	l := &loop{w: w, words: loopWords(memory, 0), waiting: map[ends]uint32{}, known: &known{}}
 	var conns []*conn
 	for i, connecting := range []bool{false, true, true, true} {
 		c := l.newConn()
 		c.connecting = connecting
 		c.wait = &waiting{ends: ends{netip.AddrPortFrom(client6, uint16(i)), towards["IPv6"]}, began: []uint32{1, 7, 5, 9}[i]}
 		l.waiting[c.wait.ends] = c.number
+		l.known.add(c.wait.ends, 0)
 		conns = append(conns, c)
 	}
 	left := func() (open []int) {

@@ -35,6 +35,7 @@ const (
 	aboutListener = -2 // and below, one for each listener
 	aboutHeld     = math.MinInt32
 	aboutLink     = math.MinInt32 + 1
+	aboutHanded   = math.MinInt32 + 2
 )
 
 // loop is one event loop. It runs on a thread of its own, and nothing in it is used by
@@ -46,11 +47,14 @@ type loop struct {
 	epoll int
 	wake  int // an eventfd; readable: come round and see whether to stop
 	spare int // a descriptor to give up, so that a connection can be refused when none is left
+	in    int // a socket by which other tables hand over clients' connections; -1: there is one table
+
+	open atomic.Int64 // connections that it has, or that are handed to it
 
 	listeners []int
 	frame     []byte                 // from the HeldSocket, which the first loop alone reads
 	waiting   map[ends]uint32        // connections whose clients have not been accepted; nil: clients are answered at once
-	taken     map[ends]bool          // the others, of a loop that holds SYNs
+	known     *known                 // these and the others, of a loop that holds SYNs
 	functions [2][]function.Function // of each side
 
 	conns  [][]conn // slabs; a connection stays at its place
@@ -83,31 +87,15 @@ type loop struct {
 
 type pipe struct{ r, w int32 }
 
-func newLoop(w *Worker, words []atomic.Uint64) (_ *loop, err error) {
-	l := &loop{w: w, index: len(w.loops), epoll: -1, wake: -1, spare: -1, start: w.start, words: words}
+// newLoop makes a loop that listens, or one that gets connections from such loops alone.
+func newLoop(w *Worker, words []atomic.Uint64, listens bool) (_ *loop, err error) {
+	l := &loop{w: w, index: len(w.loops), epoll: -1, wake: -1, spare: -1, in: -1, start: w.start, words: words}
 	defer func() {
 		if err != nil {
 			l.close()
 		}
 	}()
-	stages := max(len(w.config.Run), len(w.config.Back))
-	chunk := min(chunkMax, w.config.Buffer/(stages+1))
-	l.buf = make([]byte, chunk)
-	for range stages {
-		l.scratch = append(l.scratch, make([]byte, 0, chunk))
-	}
 	l.events = make([]unix.EpollEvent, eventsMax)
-	for side, list := range [][]function.Entry{w.config.Run, w.config.Back} {
-		for i, e := range list {
-			step := stepWords(words, function.Side(side), i)
-			f, err := e.Make(function.Surroundings{Side: function.Side(side), Keys: w.config.Keys, Random: rand.Reader, Event: &step[stepEvent]})
-			if err != nil {
-				return nil, err
-			}
-			l.functions[side] = append(l.functions[side], f)
-			l.steps[side] = append(l.steps[side], step)
-		}
-	}
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
@@ -117,6 +105,12 @@ func newLoop(w *Worker, words []atomic.Uint64) (_ *loop, err error) {
 		}
 	}
 	if err := l.watch(l.wake, unix.EPOLLIN, aboutWake, 0); err != nil {
+		return nil, err
+	}
+	if !listens {
+		return l, nil
+	}
+	if err := l.prepare(); err != nil {
 		return nil, err
 	}
 	for i, family := range []int{unix.AF_INET6, unix.AF_INET} {
@@ -130,6 +124,46 @@ func newLoop(w *Worker, words []atomic.Uint64) (_ *loop, err error) {
 		}
 	}
 	return l, nil
+}
+
+// prepare makes what the loop needs for connections, if it is not there.
+func (l *loop) prepare() error {
+	if l.buf != nil {
+		return nil
+	}
+	stages := max(len(l.w.config.Run), len(l.w.config.Back))
+	chunk := min(chunkMax, l.w.config.Buffer/(stages+1))
+	for side, list := range [][]function.Entry{l.w.config.Run, l.w.config.Back} {
+		l.functions[side], l.steps[side] = nil, nil
+		for i, e := range list {
+			step := stepWords(l.words, function.Side(side), i)
+			f, err := e.Make(function.Surroundings{Side: function.Side(side), Keys: l.w.config.Keys, Random: rand.Reader, Event: &step[stepEvent]})
+			if err != nil {
+				return err
+			}
+			l.functions[side] = append(l.functions[side], f)
+			l.steps[side] = append(l.steps[side], step)
+		}
+	}
+	for range stages {
+		l.scratch = append(l.scratch, make([]byte, 0, chunk))
+	}
+	l.buf = make([]byte, chunk)
+	return nil
+}
+
+// admit counts a connection, unless there are as many as may be. placed: it has its place in the loop already (Worker.choose).
+func (l *loop) admit(placed bool) bool {
+	if !placed {
+		l.open.Add(1)
+	}
+	if l.w.connections.Add(1) <= int64(l.w.config.Connections) && l.prepare() == nil {
+		return true
+	}
+	l.w.connections.Add(-1)
+	l.open.Add(-1)
+	l.words[wordRefused].Add(1)
+	return false
 }
 
 // close resets all connections that are left, and gives up all descriptors.
@@ -150,12 +184,12 @@ func (l *loop) close() {
 	}
 	l.pipes = nil
 	l.inbox.close()
-	for _, fd := range append(l.listeners, l.epoll, l.wake, l.spare) {
+	for _, fd := range append(l.listeners, l.epoll, l.wake, l.spare, l.in) {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
 	}
-	l.listeners, l.epoll, l.wake, l.spare = nil, -1, -1, -1
+	l.listeners, l.epoll, l.wake, l.spare, l.in = nil, -1, -1, -1, -1
 }
 
 func (p pipe) close() {
@@ -208,6 +242,7 @@ func (l *loop) run() error {
 		if l.now-l.swept >= time.Second {
 			l.swept = l.now
 			l.sweep()
+			l.rest()
 			if l.drainSince > 0 {
 				l.goOnDraining()
 			}
@@ -220,6 +255,9 @@ func (l *loop) run() error {
 func (l *loop) timeout() int {
 	if len(l.again) > 0 {
 		return 0
+	}
+	if l.buf == nil { // it rests until it is handed something, or the worker stops
+		return -1
 	}
 	wait := roundMax
 	if len(l.timers) > 0 {
@@ -237,6 +275,8 @@ func (l *loop) handle(e *unix.EpollEvent) {
 		l.takeHeld()
 	case e.Fd == aboutLink:
 		l.w.stop()
+	case e.Fd == aboutHanded:
+		l.takeFiles()
 	case e.Fd <= aboutListener:
 		if i := int(aboutListener - e.Fd); i < len(l.listeners) { // a worker that drains has none
 			l.accept(l.listeners[i])
@@ -303,8 +343,9 @@ func (l *loop) refuseOne(listener int) bool {
 		return false
 	}
 	unix.Close(l.spare)
-	fd, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	fd, from, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 	if err == nil {
+		l.w.refused.tell(ends{addrPort(from), endOf(fd)}, "worker-descriptors")
 		unix.Close(fd)
 		l.words[wordRefused].Add(1)
 	}
@@ -327,9 +368,21 @@ func (l *loop) accepted(fd int, client netip.AddrPort) {
 		l.acceptedHeld(fd, client)
 		return
 	}
-	if l.w.connections.Add(1) > int64(l.w.config.Connections) {
-		l.w.connections.Add(-1)
-		l.words[wordRefused].Add(1)
+	if to := l.w.withRoom(l.index); to != l {
+		to.open.Add(1)
+		if !l.handFile(to, fd, ends{client: client}) {
+			to.open.Add(-1)
+			l.words[wordRefused].Add(1)
+		}
+		return
+	}
+	l.takeEarly(fd, client, false)
+}
+
+// takeEarly takes a client's connection whose server was not asked before. placed: as of admit.
+func (l *loop) takeEarly(fd int, client netip.AddrPort, placed bool) {
+	if !l.admit(placed) {
+		l.w.refused.tell(ends{client, endOf(fd)}, "worker-limit")
 		unix.Close(fd)
 		return
 	}
@@ -428,6 +481,19 @@ func (l *loop) sweep() {
 			}
 		}
 	}
+}
+
+// rest gives up what a loop needs for connections alone, if it has none. It must listen to nothing: another loop hands it connections.
+func (l *loop) rest() {
+	if l.open.Load() > 0 || l.listeners != nil || l.in < 0 || len(l.timers)+len(l.again) > 0 || l.drainSince > 0 {
+		return
+	}
+	for _, p := range l.pipes {
+		p.close()
+	}
+	// No event is left that has a number of a connection: those of this round are handled, and the sockets are closed.
+	l.pipes, l.conns, l.free, l.timers, l.again = nil, nil, nil, nil, nil
+	l.buf, l.scratch, l.functions = nil, nil, [2][]function.Function{}
 }
 
 // timer wakes a direction that a gate holds up.

@@ -33,6 +33,9 @@ type Process struct {
 	err    error
 	once   sync.Once
 
+	// Refused is told of connections that the worker refuses. It is set before Answer is called; nil: nobody is told.
+	Refused func(Refusal)
+
 	answering sync.WaitGroup
 	drained   chan struct{} // closed: it says that it takes no more connections
 	saysOnce  sync.Once
@@ -285,6 +288,7 @@ const askMax = 512
 func (p *Process) answer(answer func(Ask) (*Ends, error)) {
 	fd := int(p.up.Fd())
 	buf := make([]byte, askMax)
+	var gate refusalGate
 	for {
 		n, _, flags, _, err := unix.Recvmsg(fd, buf, nil, unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EINTR || err == unix.EAGAIN { // a time-out: it has nothing to ask
@@ -305,6 +309,12 @@ func (p *Process) answer(answer func(Ask) (*Ends, error)) {
 		}
 		if q.Drained {
 			p.saysOnce.Do(func() { close(p.drained) })
+			continue
+		}
+		if q.Refused != nil {
+			if p.Refused != nil && gate.take(q.Refused, time.Now()) {
+				p.Refused(*q.Refused)
+			}
 			continue
 		}
 		a := jsonEnds{Number: q.Number}

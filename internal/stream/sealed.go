@@ -45,7 +45,8 @@ type SealedOrigin struct {
 type jsonAsk struct {
 	Number uint64 `json:"number"`
 	Ask
-	Drained bool `json:"drained,omitempty"` // no question: the worker takes no more connections
+	Drained bool     `json:"drained,omitempty"` // no question: the worker takes no more connections
+	Refused *Refusal `json:"refused,omitempty"` // the same: it has refused one
 }
 
 type jsonEnds struct {
@@ -395,6 +396,10 @@ func (s *sealed) count(word int) {
 	s.once.Do(func() {
 		s.l.words[word].Add(1)
 		s.l.w.connections.Add(-1)
+		s.l.open.Add(-1)
+		if why, ok := refusalWhy[word]; ok {
+			s.l.w.refused.tell(ends{s.about.Client, s.about.Server}, why)
+		}
 	})
 }
 

@@ -84,6 +84,8 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 	defer memory.Close()
 	var room uint64 // of the process, or of each loop
 	var apart []int // descriptors that all tables have; nil: there is one table
+	var each uint64 // connections that one of them has descriptors for
+	var tables int
 	if parent != nil {
 		if room, err = raiseDescriptors(c.Connections); err != nil {
 			return err
@@ -92,13 +94,18 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 			if apart, err = host.RuntimeDescriptors(); err != nil {
 				return err
 			}
-			c.Loops = max(c.Loops, loopsFor(c.Connections, room))
-			room *= uint64(c.Loops)
+			each, tables = room, max(c.Loops, loopsFor(c.Connections, room))
+			room *= uint64(tables)
 		}
 	}
 	w, err := New(c, memory, held)
 	if err != nil {
 		return err
+	}
+	if apart != nil {
+		if err := w.extend(tables, each, memory); err != nil {
+			return errors.Join(fmt.Errorf("worker of function %s: %w", c.Name, err), w.Close())
+		}
 	}
 	last := func() error { return nil }
 	if (at == nil) != (link == nil) || at != nil && parent == nil {
@@ -137,7 +144,7 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 		var stop context.CancelFunc
 		ctx, stop = context.WithCancel(ctx)
 		defer stop()
-		w.ask = s.ask
+		w.ask, w.refused = s.ask, newRefusalQueue()
 		last = func() error {
 			if apart != nil {
 				var first []int
@@ -148,6 +155,7 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, 
 					return err
 				}
 			}
+			go s.tellRefusals(w.refused)
 			go func() { // it opens descriptors, which no other table is to have
 				s.run() // it ends with the process at the latest
 				stop()

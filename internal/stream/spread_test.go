@@ -243,7 +243,7 @@ func TestASYNWithoutDescriptorsIsRefused(t *testing.T) {
 	none := limit
 	none.Cur = 0
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
-	w.loops[0].takeSYN(s, frame)
+	w.loops[0].takeSYN(s, frame, false)
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	b := make([]byte, heldMax)
 	must(t, unix.SetNonblock(node, true)) // what it sends is there

@@ -28,10 +28,15 @@ type Worker struct {
 	held        int          // a HeldSocket, which all loops write to; -1: there is none
 	connections atomic.Int64 // open, in all loops
 	stopping    atomic.Bool
+	listening   int            // the first so many loops listen
 	apart       bool           // loops have descriptors of their own
+	each        int64          // connections that each of these takes before others have their turn
+	hands       []int          // sockets by which loops that listen hand connections to each of them
+	known       *known         // of all these
 	draining    atomic.Bool    // no more connections are taken
 	drained     sync.WaitGroup // of loops that are to begin so
 	batches     batchBudget    // of sealed connections
+	refused     *refusalQueue  // nil: there is no parent
 	// ask asks by which keys a connection is sealed; nil: there is nobody to ask.
 	ask func(context.Context, Ask) (*Ends, error)
 	// plain: sealed connections go in plain through a function that knows nothing of it; nil: they
@@ -52,12 +57,13 @@ func New(config *Config, memory *host.SharedWords, held *os.File) (_ *Worker, er
 	w := &Worker{config: config, start: time.Now(), held: -1}
 	w.batches.left.Store(batchesMost(config.Memory))
 	for i := range config.Loops {
-		l, err := newLoop(w, loopWords(memory, i))
+		l, err := newLoop(w, loopWords(memory, i), true)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("worker of function %s: %w", config.Name, err), w.Close())
 		}
 		w.loops = append(w.loops, l)
 	}
+	w.listening = len(w.loops)
 	if held != nil {
 		if err := errors.Join(w.hold(held), w.spread()); err != nil {
 			return nil, errors.Join(fmt.Errorf("worker of function %s: %w", config.Name, err), w.Close())
@@ -117,6 +123,12 @@ func (w *Worker) Close() error {
 		unix.Close(w.held)
 		w.held = -1
 	}
+	if !w.apart { // else it has closed them, and they end with the threads' tables
+		for _, fd := range w.hands {
+			unix.Close(fd)
+		}
+	}
+	w.hands = nil
 	if w.plain != nil {
 		w.plain.close()
 	}

@@ -221,6 +221,11 @@ func ConnKey(proxy uint32, client, server netip.AddrPort) abi.ConnKey {
 	return abi.ConnKey{Client: Words(client.Addr()), Server: Words(server.Addr()), ClientPort: abi.BE16(client.Port()), ServerPort: abi.BE16(server.Port()), Proxy: proxy}
 }
 
+// ConnEnds are both ends of a connection with such a key.
+func ConnEnds(k abi.ConnKey) (client, server netip.AddrPort) {
+	return netip.AddrPortFrom(Address(k.Client), abi.BE16(k.ClientPort)), netip.AddrPortFrom(Address(k.Server), abi.BE16(k.ServerPort))
+}
+
 func ownKeys(local []netip.Addr) []DstKey {
 	own := make([]DstKey, len(local))
 	for i, a := range local {

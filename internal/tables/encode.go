@@ -40,6 +40,14 @@ func Words(a netip.Addr) [2]uint64 {
 	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}
 }
 
+// Address is the address of Words: IPv4 if it is mapped.
+func Address(words [2]uint64) netip.Addr {
+	var b [16]byte
+	binary.NativeEndian.PutUint64(b[:8], words[0])
+	binary.NativeEndian.PutUint64(b[8:], words[1])
+	return netip.AddrFrom16(b).Unmap()
+}
+
 // UpperMask is the mask of a prefix over the upper 64 bits, as __be64.
 func UpperMask(bits int) uint64 {
 	if bits >= 64 {

@@ -45,8 +45,9 @@ var options = [][2]uint32{
 	{unix.IPPROTO_IP, unix.IP_TOS}, {unix.IPPROTO_IPV6, unix.IPV6_TCLASS},
 }
 
-// ofStreams are calls that other workers make: one that stays hands its files to the next agent.
-var ofStreams = []uint32{unix.SYS_SENDMSG}
+// ofStreams are calls that other workers make: one that stays hands its files to the next agent, and event loops hand each
+// other connections.
+var ofStreams = []uint32{unix.SYS_SENDMSG, unix.SYS_RECVMSG}
 
 // ofGateways are calls that a gateway makes beside these: the audit log's, and net's where it has connected.
 var ofGateways = []uint32{unix.SYS_GETPEERNAME, unix.SYS_LSEEK, unix.SYS_FTRUNCATE, unix.SYS_FSYNC}
