@@ -152,18 +152,21 @@ func TestAnEpochStaysWhileItsPacketsMayCome(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		r3  func(*world, map[string]*fake)
-		say string // of the path that ends at r3
+		r1, r3 func(*world, map[string]*fake)
+		say    string // of the path that ends at r3
 	}{
-		"an egress that has told nothing": {func(_ *world, agents map[string]*fake) {
+		"a headend that has told nothing": {func(_ *world, agents map[string]*fake) {
+			agents["r1"].member.Numbers(nil, agents["r1"].saw(agents["r1"].asked(2), allSeen))
+		}, told("r3", allSeen), "time: headend r1 has not said which numbers it gave out"},
+		"an egress that has told nothing": {nil, func(_ *world, agents map[string]*fake) {
 			agents["r3"].member.Numbers(agents["r3"].gave(agents["r3"].asked(2)), nil)
 		}, "time: egress r3 has not said which numbers it has seen"},
-		"a last number that was not seen": {told("r3", event.Seen{Lanes: []event.Lane{{Number: 6}}, Quiet: 59 * time.Minute}), "egress r3 to see the last numbers of 1 lanes, or time if they are lost"},
-		"no number at all":                {told("r3", event.Seen{Quiet: 59 * time.Minute}), "egress r3 to see the last numbers of 1 lanes, or time if they are lost"},
-		"numbers of another lane":         {told("r3", event.Seen{Lanes: []event.Lane{{Lane: 1, Number: 99}}, Quiet: 59 * time.Minute}), "egress r3 to see the last numbers of 1 lanes, or time if they are lost"},
-		"numbers that are missing":        {told("r3", event.Seen{Lanes: allSeen.Lanes, Missing: 3, Quiet: 59 * time.Minute}), "egress r3 to see 3 numbers, or 1h0m0s without any, since they may be lost"},
-		"a frame of a moment ago":         {told("r3", event.Seen{Lanes: allSeen.Lanes, Quiet: drainSeen - time.Millisecond}), "1s without packets at egress r3, which has seen all numbers"},
-		"the word of others": {func(w *world, agents map[string]*fake) {
+		"a last number that was not seen": {nil, told("r3", event.Seen{Lanes: []event.Lane{{Number: 6}}, Quiet: 59 * time.Minute}), "egress r3 to see the last numbers of 1 lanes, or time if they are lost"},
+		"no number at all":                {nil, told("r3", event.Seen{Quiet: 59 * time.Minute}), "egress r3 to see the last numbers of 1 lanes, or time if they are lost"},
+		"numbers of another lane":         {nil, told("r3", event.Seen{Lanes: []event.Lane{{Lane: 1, Number: 99}}, Quiet: 59 * time.Minute}), "egress r3 to see the last numbers of 1 lanes, or time if they are lost"},
+		"numbers that are missing":        {nil, told("r3", event.Seen{Lanes: allSeen.Lanes, Missing: 3, Quiet: 59 * time.Minute}), "egress r3 to see 3 numbers, or 1h0m0s without any, since they may be lost"},
+		"a frame of a moment ago":         {nil, told("r3", event.Seen{Lanes: allSeen.Lanes, Quiet: drainSeen - time.Millisecond}), "1s without packets at egress r3, which has seen all numbers"},
+		"the word of others": {nil, func(w *world, agents map[string]*fake) {
 			// r2 is neither headend nor egress, and r3 gives out no number of the path that it ends.
 			of := agents["r3"].asked(2)
 			var given []event.Given
@@ -180,7 +183,10 @@ func TestAnEpochStaysWhileItsPacketsMayCome(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w, agents := drainingDomain(t)
-			told("r1", allSeen)(w, agents)
+			if c.r1 == nil {
+				c.r1 = told("r1", allSeen)
+			}
+			c.r1(w, agents)
 			c.r3(w, agents)
 			w.numbersTold("the reason", c.say)
 			v, err := w.ctl.view(t.Context())
@@ -270,9 +276,11 @@ func TestLostPacketsDoNotKeepAnEpoch(t *testing.T) {
 	})
 }
 
-// An agent of before is not asked for numbers, and its epochs drain by time.
+// An agent of before is not asked for numbers, and its epochs drain by time, though others tell theirs.
 func TestAnAgentThatTellsNoNumbersDrainsByTime(t *testing.T) {
+	at := &clock{at: time.Now()}
 	w := newWorld(t)
+	w.drain, w.now = time.Hour, at.now
 	w.start()
 	agents := map[string]*fake{"r3": {w: w, name: "r3", dir: t.TempDir(), before: true}}
 	agents["r3"].run(w.token("r3"))
@@ -281,11 +289,19 @@ func TestAnAgentThatTellsNoNumbersDrainsByTime(t *testing.T) {
 	}
 	w.until("settled", settled(w.apply(file)))
 	w.until("turned", settled(w.rotate()))
+	f := agents["r1"]
+	of := f.asked(2)
+	f.member.Numbers(f.gave(of), f.saw(of, allSeen))
+	w.numbersTold("of r3 nothing is known", "time: egress r3 has not said which numbers it has seen")
+	at.add(time.Hour)
+	w.token("r9") // a record changes, so that the controller looks at its clock
 	w.until("drained", drained)
-	if of := agents["r3"].member.Drains(); len(of) > 0 {
-		t.Errorf("it is asked for %v", of)
-	}
 	w.drainedBy(0, 1)
+	select {
+	case <-agents["r3"].member.DrainsChanged():
+		t.Error("r3 was asked for numbers")
+	default:
+	}
 }
 
 // A headend that has not turned may give out numbers yet: nobody is asked for any, whatever others tell. One that goes away when it has turned, without telling of its numbers, leaves time alone.
