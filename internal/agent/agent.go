@@ -85,6 +85,12 @@ type Config struct {
 	Traces        func() []event.Trace
 	TracesChanged <-chan struct{}
 
+	// Numbers is called, from one goroutine, each second or so with the numbers of the epochs that Drains says, and must not wait; nil: it
+	// is not. DrainsChanged has a value when Drains may say others than before.
+	Numbers       func([]event.Given, []event.Seen)
+	Drains        func() []event.Epoch
+	DrainsChanged <-chan struct{}
+
 	// CertificateEnds is when the node's certificate does; nil: it has no controller.
 	CertificateEnds func() time.Time
 
@@ -185,6 +191,7 @@ type agent struct {
 	saveAfter   time.Time    // replay windows are not saved before
 	savedAt     atomic.Int64 // when a successful saving of them began, in nanoseconds since 1970; 0: none has
 	renewAfter  time.Time    // packet numbers are not renewed before
+	drainAfter  time.Time    // numbers of draining epochs are not looked at before
 	retryAfter  time.Time    // no plan is tried again before
 	repairAfter time.Time    // changes by other programs are not undone before
 	unseen      bool         // devices have changed meanwhile
@@ -583,6 +590,8 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 				a.lookAtForwarding()
 			case <-a.cfg.TracesChanged:
 				a.followTraces()
+			case <-a.cfg.DrainsChanged:
+				a.followDrains()
 			case <-a.streams.wakeUp:
 				a.followStreams()
 			case <-recent.C:
@@ -596,6 +605,7 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 				}
 				a.saveWindows()
 				a.renewNumbers()
+				a.followDrains()
 				a.sayStatus()
 				if a.unseen {
 					a.lookAgain(ctx)
@@ -679,6 +689,28 @@ func (a *agent) renewNumbers() {
 		a.fail("headends could not be given more packet numbers", err)
 	}
 	a.renewAfter = time.Now().Add(saveShare * time.Since(start))
+}
+
+// followDrains tells the controller of the numbers of epochs that drain, each second, or as often as possible without much CPU time. What
+// it is not told of drains by time.
+func (a *agent) followDrains() {
+	if a.cfg.Drains == nil || a.cfg.Numbers == nil {
+		return
+	}
+	start := time.Now()
+	of := a.cfg.Drains()
+	if len(of) == 0 || start.Before(a.drainAfter) {
+		return
+	}
+	given, seen, err := a.dp.Drained(of)
+	a.drainAfter = time.Now().Add(saveShare * time.Since(start))
+	if err != nil {
+		a.cfg.Log.Warn("the numbers of epochs that drain cannot be read; they drain by time", "err", err)
+		return
+	}
+	if len(given)+len(seen) > 0 {
+		a.cfg.Numbers(given, seen)
+	}
 }
 
 // Parts of a plan in force that could not be brought about.

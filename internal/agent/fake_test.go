@@ -46,14 +46,17 @@ type fakeMachine struct {
 	degraded []error // what Apply and Reconcile say of the plan in force
 	counts   dataplane.Counts
 	numbers  []dataplane.NumberState
-	unsaved  error // what saving windows comes to
-	watchers map[host.Change][]func() error
-	building func(step, what string) error
-	withheld map[string]error             // functions
-	tables   map[string]netfilter.Ruleset // by namespace and function
-	lacks    []string                     // what namespaces lack
-	slow     func()                       // in the midst of Apply
-	repaired func()                       // in the midst of Reconcile
+	unsaved  error  // what saving windows comes to
+	given    uint64 // the last number of each epoch that was given up
+
+	undrained error // what reading these comes to
+	watchers  map[host.Change][]func() error
+	building  func(step, what string) error
+	withheld  map[string]error             // functions
+	tables    map[string]netfilter.Ruleset // by namespace and function
+	lacks     []string                     // what namespaces lack
+	slow      func()                       // in the midst of Apply
+	repaired  func()                       // in the midst of Reconcile
 }
 
 func newFakeMachine() *fakeMachine {
@@ -481,6 +484,15 @@ func (d fakeDataPath) Traced(ctx context.Context, _ func(event.Hop)) error {
 
 func (d fakeDataPath) Trace(wanted []event.Trace) error {
 	return d.f.step("trace %v", wanted)
+}
+
+func (d fakeDataPath) Drained(of []event.Epoch) (given []event.Given, seen []event.Seen, err error) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	for _, e := range of {
+		given = append(given, event.Given{Epoch: e, Lanes: []event.Lane{{Number: d.f.given}}})
+	}
+	return given, nil, d.f.undrained
 }
 
 func (d fakeDataPath) Close() error { return d.f.step("close data path") }

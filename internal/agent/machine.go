@@ -46,6 +46,8 @@ type dataPath interface {
 	Events(ctx context.Context, f func(event.Event)) error
 	Trace(wanted []event.Trace) error
 	Traced(ctx context.Context, f func(event.Hop)) error
+	// Drained tells of epochs which numbers headends of the node gave out and its egresses have seen.
+	Drained(of []event.Epoch) ([]event.Given, []event.Seen, error)
 
 	Close() error
 }

@@ -120,6 +120,7 @@ type ControlEpoch struct {
 	// Until when its packets may still come; null: that is not known yet.
 	Until      *time.Time `json:"until"`
 	WaitingFor []string   `json:"waiting_for"` // nodes that have to acknowledge something before it goes on
+	Drain      string     `json:"drain"`       // of one that drains: what it waits for until it is erased, in words; else empty
 }
 
 // DescribeOutput is "describe".

@@ -203,6 +203,7 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 	cfg.PlanFile, cfg.Fallback = m.PlanFile(), m.FallbackFile()
 	cfg.CertificateEnds, cfg.Refused = m.CertificateEnds, m.Refused
 	cfg.Traced, cfg.Traces, cfg.TracesChanged = m.Traced, m.Traces, m.TracesChanged()
+	cfg.Numbers, cfg.Drains, cfg.DrainsChanged = m.Numbers, m.Drains, m.DrainsChanged()
 	if cfg.AuditKey == nil {
 		cfg.AuditKey = func() (*gateway.AuditKey, error) {
 			key, certificate := m.Key()

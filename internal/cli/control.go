@@ -515,8 +515,9 @@ is the time of the first refusal. Correct the cause in REASON, revoke the node, 
 change. If the change was already in step turn, it stays listed until all headends have turned.`
 
 	helpEpochs = `The epochs that nodes hold. An epoch is preparing, while functions and egresses get its secrets;
-active: headends send in it; or draining: its last packets may be under way until UNTIL. WAITING FOR are the nodes on its
-path that have to acknowledge their plans before it goes on.`
+active: headends send in it; or draining: its last packets may be under way. It is erased when its egress has seen all numbers that
+its headends gave out, or at UNTIL. WAITING FOR are the nodes on its path that have to acknowledge their plans before it goes on, or what it
+drains by: packets that its egress has not seen, or time, since packets are lost or nodes do not tell their numbers.`
 
 	helpRoots = `The roots that nodes and controllers trust. One signs certificates. While the CA is replaced (waystamp controller
 rotate-ca) there is a second one: coming, until all nodes trust it; or going, until all nodes have certificates of the one
@@ -601,6 +602,7 @@ func controlEpochs(list []*v1.EpochState) []api.ControlEpoch {
 	for _, e := range list {
 		out = append(out, api.ControlEpoch{
 			Chain: e.Chain, Direction: e.Direction, From: e.From, Path: e.Path, Epoch: e.Epoch, State: e.State, Until: timeOf(e.Until), WaitingFor: append([]string{}, e.WaitingFor...),
+			Drain: e.Drain,
 		})
 	}
 	return out
@@ -641,7 +643,7 @@ func epochTable(epochs []api.ControlEpoch) reading {
 		if e.From != "" {
 			direction += ", from " + e.From + " on"
 		}
-		r.rows = append(r.rows, []any{e.Chain, direction, uint64(e.Epoch), e.State, shownTime(e.Until), strings.Join(e.WaitingFor, ", ")})
+		r.rows = append(r.rows, []any{e.Chain, direction, uint64(e.Epoch), e.State, shownTime(e.Until), cmp.Or(strings.Join(e.WaitingFor, ", "), e.Drain)})
 	}
 	return r
 }

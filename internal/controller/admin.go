@@ -443,6 +443,10 @@ func (s admin) Follow(ctx context.Context, r *connect.Request[v1.FollowRequest],
 		}
 		_, sessions := s.c.connected()
 		replaced := s.c.authority.Load().replaced
+		drains := s.c.drains.changes()
+		if r.Msg.Progress { // which does not say what epochs wait for
+			drains = nil
+		}
 		state, err := describe(ctx)
 		if err != nil {
 			return failed(err)
@@ -459,6 +463,7 @@ func (s admin) Follow(ctx context.Context, r *connect.Request[v1.FollowRequest],
 		case <-changed:
 		case <-sessions:
 		case <-replaced:
+		case <-drains:
 		}
 	}
 }

@@ -75,15 +75,16 @@ func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err
 		}
 		return c.commit(ctx, v, "settle", store.Txn{})
 	}
+	if err := c.follow(ctx, v); err != nil {
+		return false, time.Time{}, err
+	}
 	for _, o := range s.Old {
-		if o.Until.IsZero() {
-			continue
-		}
-		if !c.cfg.Now().Before(o.Until) {
+		is, _, until := c.drained(o)
+		if is {
 			return c.erase(ctx, v)
 		}
-		if wake.IsZero() || o.Until.Before(wake) {
-			wake = o.Until
+		if !until.IsZero() && (wake.IsZero() || until.Before(wake)) {
+			wake = until
 		}
 	}
 	if i := slices.IndexFunc(s.Erasing, func(e erasingRecord) bool { return v.erased(e) }); i >= 0 {
@@ -183,7 +184,7 @@ func (c *Controller) commit(ctx context.Context, v *view, what string, t store.T
 		return false, time.Time{}, fmt.Errorf("%s: %w", what, err)
 	}
 	c.counted.Add(metricCommits, 1, what)
-	c.journal.add(c.cfg.Now(), aboutChange, what, v.state.text(what))
+	c.journal.add(c.cfg.Now(), aboutChange, what, v.state.text(what)+v.note)
 	c.keep(v.made)
 	c.forget(v.state.live()...)
 	c.cfg.Log.Info("the domain goes on", "commit", what, "generation", v.state.Generation, "step", string(v.state.Step), "nodes", len(v.state.Waiting))
@@ -463,9 +464,11 @@ func (c *Controller) drain(ctx context.Context, v *view, due func(oldRecord) boo
 func (c *Controller) erase(ctx context.Context, v *view) (bool, time.Time, error) {
 	s := &v.state
 	var due, rest []oldRecord
+	how := map[string]int{}
 	for _, o := range s.Old {
-		if !o.Until.IsZero() && !c.cfg.Now().Before(o.Until) {
+		if is, by, _ := c.drained(o); is {
 			due = append(due, o)
+			how[by]++
 		} else {
 			rest = append(rest, o)
 		}
@@ -483,7 +486,14 @@ func (c *Controller) erase(ctx context.Context, v *view) (bool, time.Time, error
 	if s.Next != 0 { // plans with what is erased may be known beside those of the change
 		defer c.known.clear()
 	}
-	return c.commit(ctx, v, "erase", t)
+	v.note = ", old epochs have drained by " + strings.Join(slices.Sorted(maps.Keys(how)), " and ")
+	did, wake, err := c.commit(ctx, v, "erase", t)
+	if err == nil {
+		for by, n := range how {
+			c.counted.Add(metricDrained, uint64(n), by)
+		}
+	}
+	return did, wake, err
 }
 
 // giveUp takes a generation out of the store, once its plans are in the transaction. unsent: no headend

@@ -105,6 +105,11 @@ type Controller struct {
 		news chan struct{}      // closed with the next change
 	}
 
+	trouble struct {
+		sync.Mutex
+		text string // why the next step is not done; "": it is
+	}
+
 	every struct { // of chains that say it in the file
 		sync.Mutex
 		file  uint64 // its serial
@@ -114,6 +119,7 @@ type Controller struct {
 	journal  journal
 	refusals refusals
 	traces   traces
+	drains   drains
 	limits   limits
 }
 
@@ -141,7 +147,11 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 	}
 	c := &Controller{cfg: cfg, store: cfg.Store, counted: metrics.NewSet(Metrics)}
 	c.counted.Add(metricFailures, 0)
+	for _, by := range []string{drainedByNumbers, drainedByTime} {
+		c.counted.Add(metricDrained, 0, by)
+	}
 	c.cache.generations = map[uint64]*generation{}
+	c.drains.init()
 	c.sessions.open, c.sessions.of, c.sessions.news = map[string]int{}, map[string]session{}, make(chan struct{})
 	var err error
 	if _, err := readView(ctx, c.store); errors.Is(err, errLater) {
@@ -296,11 +306,16 @@ func (c *Controller) carry(ctx context.Context) error {
 			case err != nil:
 				c.counted.Add(metricFailures, 1)
 				c.cfg.Log.Error("the domain does not go on; nodes hold what they have", "err", err)
-				timer = time.After(failurePause)
+				c.inTrouble(err)
+				news, timer = nil, time.After(failurePause)
 			case did:
+				c.inTrouble(nil)
 				continue
 			case !wake.IsZero():
 				timer = time.After(wake.Sub(c.cfg.Now()))
+			}
+			if err == nil {
+				c.inTrouble(nil)
 			}
 			select {
 			case <-ctx.Done():
@@ -308,11 +323,29 @@ func (c *Controller) carry(ctx context.Context) error {
 			case <-changed:
 			case <-replaced:
 			case <-news:
+			case <-c.drains.news:
 			case <-timer:
 			}
 		}
 	})
 	return group.Wait()
+}
+
+// inTrouble notes why the next step of the domain cannot be written, or read; nil: it can. Operators see it beside the state.
+func (c *Controller) inTrouble(err error) {
+	c.trouble.Lock()
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	changed := c.trouble.text != text
+	c.trouble.text = text
+	c.trouble.Unlock()
+	if changed { // whoever follows the state looks again
+		c.sessions.Lock()
+		defer c.sessions.Unlock()
+		c.newsLocked()
+	}
 }
 
 // watch calls f once, and after each change below a prefix. A store that fails is tried again.

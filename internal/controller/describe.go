@@ -93,6 +93,11 @@ func (c *Controller) describeNodes(ctx context.Context, v *view) (*v1.State, err
 		out.Problem = fmt.Sprintf("it waits: the records are of a backup of %s, and these nodes have not said yet what they hold since: %s; waystamp node revoke NAME goes on without one",
 			s.Restored.UTC().Format(time.RFC3339), strings.Join(v.unheard(), ", "))
 	}
+	c.trouble.Lock()
+	if c.trouble.text != "" && out.Problem == "" {
+		out.Problem = "it waits: the next step is not done, and is tried again each second: " + c.trouble.text
+	}
+	c.trouble.Unlock()
 	out.Settled = s.Restored.IsZero() && s.Step == stepNone && s.Serial == v.wanted.Serial && slices.Equal(s.Revoked, v.revoked()) && len(v.late()) == 0
 
 	if at, _, err := c.nextRotation(ctx, v); err != nil {
@@ -196,13 +201,13 @@ func (c *Controller) describeChains(ctx context.Context, v *view, out *v1.State)
 	}
 
 	held := map[pathEpoch]bool{}
-	epochs := func(g *generation, state string, until *timestamppb.Timestamp, waiting []string) {
+	epochs := func(g *generation, state string, until *timestamppb.Timestamp, waiting []string, drain func(pathEpoch) string) {
 		for _, p := range g.domain.Paths {
 			if id := (pathEpoch{p.Path, p.Epoch}); !held[id] {
 				held[id] = true
 				out.Epochs = append(out.Epochs, &v1.EpochState{
 					Chain: p.Chain, Direction: p.Direction.String(), From: p.From, Path: p.Path, Epoch: uint32(p.Epoch), State: state, Until: until,
-					WaitingFor: among(p, waiting),
+					WaitingFor: among(p, waiting), Drain: drain(id),
 				})
 			}
 		}
@@ -214,16 +219,19 @@ func (c *Controller) describeChains(ctx context.Context, v *view, out *v1.State)
 	case stepTurn:
 		turning = v.waitingFor()
 	}
-	epochs(now, epochActive, nil, turning)
-	epochs(next, epochPreparing, nil, preparing)
+	none := func(pathEpoch) string { return "" }
+	epochs(now, epochActive, nil, turning, none)
+	epochs(next, epochPreparing, nil, preparing, none)
 	for _, o := range s.Old {
 		g, err := c.generation(ctx, v, o.Generation)
 		if err != nil {
 			return err
 		}
 		var until *timestamppb.Timestamp
-		if !o.Until.IsZero() {
-			until = timestamppb.New(o.Until)
+		drain := func(pathEpoch) string { return "headends to turn" }
+		if _, _, at := c.drained(o); !at.IsZero() {
+			until = timestamppb.New(at)
+			drain = func(id pathEpoch) string { return c.drains.drainText(o.Generation, id) }
 		}
 		from := turning // headends that may still send it
 		switch {
@@ -232,7 +240,7 @@ func (c *Controller) describeChains(ctx context.Context, v *view, out *v1.State)
 		case o.Waiting != nil:
 			from = v.without(o.Waiting)
 		}
-		epochs(g, epochDraining, until, from)
+		epochs(g, epochDraining, until, from, drain)
 	}
 	return nil
 }

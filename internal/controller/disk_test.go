@@ -3,6 +3,7 @@ package controller
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -81,6 +82,83 @@ func TestAFullDiskRefusesChangesAndServesPlans(t *testing.T) {
 
 	w.must(os.Remove(filepath.Join(w.dir, "ballast")))
 	w.until("the change", settled(w.apply(large)))
+}
+
+// broken is a file system at a directory that can be made read-only while files are open for writing, as the kernel does after an error. The
+// function that it returns does so.
+func broken(t *testing.T, dir string) (readOnly func()) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	image := filepath.Join(t.TempDir(), "disk")
+	writeFile(t, image, nil)
+	run := func(name string, args ...string) string {
+		t.Helper()
+		said, err := exec.Command(name, args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, said)
+		}
+		return strings.TrimSpace(string(said))
+	}
+	run("truncate", "-s", "32M", image)
+	run("mkfs.ext4", "-q", "-e", "remount-ro", image)
+	device := run("losetup", "--find", "--show", image)
+	t.Cleanup(func() { run("losetup", "--detach", device) })
+	run("mount", device, dir)
+	t.Cleanup(func() { run("umount", dir) })
+	return func() {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join("/sys/fs/ext4", filepath.Base(device), "trigger_fs_error"), []byte("a test"), 0o200); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A controller whose file system becomes read-only refuses what it would have to write, says why, and sends nodes their plans meanwhile. The step that it
+// cannot write is told to operators.
+func TestADiskThatBecomesReadOnlyRefusesChangesAndServesPlans(t *testing.T) {
+	w := newWorld(t)
+	w.drain = time.Hour
+	readOnly := broken(t, w.dir)
+	w.start()
+	agents := map[string]*fake{}
+	for _, name := range []string{"r1", "r2", "r3"} {
+		agents[name] = w.join(name)
+	}
+	w.until("the first file", settled(w.apply(file)))
+	w.until("turned", settled(w.rotate()))
+	before := w.state()
+	readOnly()
+	const why = "read-only file system"
+	_, err := w.admin.Apply(t.Context(), connect.NewRequest(&v1.ApplyRequest{File: &v1.File{Name: "test.yaml", Source: []byte(edit(file, "node: r2", "node: r3"))}}))
+	if code(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "write to the store") || !strings.Contains(err.Error(), why) {
+		t.Errorf("the change is refused by %v", err)
+	}
+	if s := w.state(); s.WantedSerial != before.WantedSerial || !s.Settled {
+		t.Errorf("something of the change is there: %v", s)
+	}
+	// The old epoch has drained, and cannot be erased.
+	for _, name := range []string{"r1", "r3"} {
+		f := agents[name]
+		of := f.asked(2)
+		f.member.Numbers(f.gave(of), f.saw(of, allSeen))
+	}
+	w.until("the reason", func(s *v1.State) bool { return strings.Contains(s.Problem, why) })
+	r2 := agents["r2"]
+	r2.stop()
+	w.must(os.Remove(r2.member.PlanFile()))
+	came := make(chan struct{}, 1)
+	r2.refuses = func(plan.Node) bool {
+		notify(came)
+		return false
+	}
+	r2.run("")
+	select {
+	case <-came:
+	case <-time.After(patience):
+		t.Fatal("no plan came")
+	}
 }
 
 // A store that cannot be written to is an error at the start, which names the file.

@@ -101,6 +101,8 @@ func (c *Controller) reign(ctx context.Context) error {
 	c.failed = ""
 	c.journal.begin(c.cfg.Now())
 	c.refusals.begin()
+	c.drains.begin()
+	c.inTrouble(nil)
 	leading, cancel := context.WithCancel(ctx)
 	c.setLeading(leading)
 	defer func() {

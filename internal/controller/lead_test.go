@@ -138,7 +138,7 @@ func cluster(t *testing.T, n int, log *slog.Logger, with ...func(*world)) (*worl
 		s := &seat{number: i, socket: filepath.Join(w.dir, fmt.Sprint("s", i)), trap: trap, Etcd: etcd, ended: make(chan error, 1), dead: make(chan struct{})}
 		operators, err := Listen("unix:" + s.socket)
 		w.must(err)
-		c, err := New(t.Context(), Config{Store: s, Advertise: "tcp:" + nodes.Addr().String(), Log: w.log.With("controller", i), Drain: drain, Now: w.now})
+		c, err := New(t.Context(), Config{Store: s, Advertise: "tcp:" + nodes.Addr().String(), Log: w.log.With("controller", i), Drain: w.drain, Now: w.now})
 		w.must(err)
 		s.ctl = c
 		ctx, cancel := context.WithCancel(context.Background())

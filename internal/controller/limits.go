@@ -56,6 +56,11 @@ const (
 	joinFrom   = 4096 // sources that are told apart; all others count as one
 	tellRate   = 64.0 // refusals a second, of one node
 	tellMost   = 512
+
+	numbersRate = 8.0 // calls a second about numbers of draining epochs, of one node
+	numbersMost = 32
+	ackRate     = 16.0 // acknowledgements a second that say something new, of one node
+	ackMost     = 256
 )
 
 // limits are buckets, by node; those of joins by source.
@@ -63,6 +68,8 @@ type limits struct {
 	mu    sync.Mutex
 	renew map[string]*bucket
 	tell  map[string]*bucket
+	count map[string]*bucket // calls about numbers
+	ack   map[string]*bucket
 	join  map[netip.Prefix]*bucket
 }
 
@@ -89,6 +96,18 @@ func (l *limits) mayTell(now time.Time, node string, n int) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return bucketOf(&l.tell, node).take(now, n, tellRate, tellMost)
+}
+
+func (l *limits) mayNumber(now time.Time, node string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bucketOf(&l.count, node).take(now, 1, numbersRate, numbersMost) == 1
+}
+
+func (l *limits) mayAcknowledge(now time.Time, node string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bucketOf(&l.ack, node).take(now, 1, ackRate, ackMost) == 1
 }
 
 // source is whose tokens are counted together: an IPv4 address, or a /64, the least that one host can have.

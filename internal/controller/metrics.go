@@ -21,6 +21,7 @@ const (
 	metricEpochs    = "waystamp_controller_epochs"
 	metricCommits   = "waystamp_controller_commits_total"
 	metricTook      = "waystamp_controller_steps_seconds"
+	metricDrained   = "waystamp_controller_drained_total"
 	metricFailures  = "waystamp_controller_failures_total"
 	metricCalls     = "waystamp_controller_calls_total"
 	metricRoot      = "waystamp_controller_root_expires_timestamp_seconds"
@@ -40,6 +41,7 @@ var Metrics = metrics.Table{
 	{Name: metricEpochs, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Epochs of paths that nodes hold, by state: active, preparing or draining."},
 	{Name: metricCommits, Type: metrics.Counter, Labels: []string{"commit"}, Help: "Steps of changes that this controller has recorded: begin, turn, settle, erase, forget, exclude, resume, rotate or problem. On every controller."},
 	{Name: metricTook, Type: metrics.Summary, Labels: []string{"step"}, Help: "How long steps have taken that this controller has ended. On every controller."},
+	{Name: metricDrained, Type: metrics.Counter, Labels: []string{"by"}, Help: "Generations whose old epochs this controller has had erased, by how it knew that they had drained: numbers, that headends gave out and egresses have seen, or time. On every controller."},
 	{Name: metricFailures, Type: metrics.Counter, Help: "How often a change could not go on, for want of the store for instance. On every controller."},
 	{Name: metricCalls, Type: metrics.Counter, Labels: []string{"call", "result"}, Help: "Calls that this controller has answered, by what became of them: done, ended, or an error's code. On every controller."},
 	{Name: metricRoot, Type: metrics.Gauge, Help: "When the certificate of the CA ends, in seconds since 1970. On every controller."},

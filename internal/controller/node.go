@@ -271,7 +271,15 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 	told := uint64(0) // the revision of the CA for which it was told to renew
 	authority := s.c.authority.Load()
 	var ordered []*v1.TraceOrder
+	var drains []*v1.HeldEpoch
 	for {
+		wanted, redrained := s.c.drains.orders(name)
+		if r.Msg.Drains && !slices.EqualFunc(wanted, drains, func(a, b *v1.HeldEpoch) bool { return a.Path == b.Path && a.Epoch == b.Epoch }) {
+			if err := stream.Send(&v1.PlansResponse{Drains: &v1.Drains{Epochs: wanted}}); err != nil {
+				return err
+			}
+			drains = wanted
+		}
 		orders, reordered := s.c.traces.orders(name)
 		if r.Msg.Traces && !slices.EqualFunc(orders, ordered, func(a, b *v1.TraceOrder) bool { return proto.Equal(a, b) }) {
 			if err := stream.Send(&v1.PlansResponse{Traces: &v1.Traces{Orders: orders}}); err != nil {
@@ -292,6 +300,8 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 			authority = s.c.authority.Load()
 			continue
 		case <-reordered:
+			continue
+		case <-redrained:
 			continue
 		case err := <-watched:
 			watched <- err
@@ -411,6 +421,9 @@ func (s node) Acknowledge(ctx context.Context, r *connect.Request[v1.Acknowledge
 		return connect.NewResponse(&v1.AcknowledgeResponse{}), nil
 	}
 	a.At = s.c.cfg.Now()
+	if !s.c.limits.mayAcknowledge(a.At, name) { // each is written to the store
+		return nil, refuse(connect.CodeResourceExhausted, "node %s acknowledges too often; it may again in a second", name)
+	}
 	if _, err := s.c.store.Commit(ctx, store.Txn{
 		// Not of a node that was revoked, nor of one that joined anew, meanwhile.
 		If:  []store.Condition{v.at(keyNode(name, partID)), v.at(keyNode(name, partAck))},

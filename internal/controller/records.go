@@ -265,6 +265,7 @@ type view struct {
 	written map[string]uint64 // by key, for conditions
 
 	made map[uint64]*generation // by number: those of a commit that is not done yet
+	note string                 // what operators are told of that commit, beside the state
 }
 
 // at is the condition that a record has not changed since.

@@ -290,8 +290,8 @@ func (a audited) line(ctx context.Context, procedure, about string, err error) {
 		}
 	}
 	a.c.counted.Add(metricCalls, 1, strings.TrimPrefix(procedure, "/waystamp.v1."), result)
-	if (procedure == waystampv1connect.NodeRefusedProcedure || procedure == waystampv1connect.NodeTracedProcedure) && err == nil {
-		return // once a second from each node that refuses packets, or traces them
+	if (procedure == waystampv1connect.NodeRefusedProcedure || procedure == waystampv1connect.NodeTracedProcedure || procedure == waystampv1connect.NodeNumbersProcedure) && err == nil {
+		return // once a second from each node that refuses packets, traces them, or has epochs that drain
 	}
 	if a.operators && err == nil && !slices.Contains(readable, procedure) {
 		text := short(who.String())

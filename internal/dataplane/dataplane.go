@@ -42,6 +42,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -164,6 +165,8 @@ type Dataplane struct {
 	force    *inForce        // what node has in the kernel; nil: not known for certain
 	settled  tables.Contents // of the last change that was settled
 	recall   recallCache
+	given    map[event.Epoch]givenUp
+	looked   map[event.Epoch]looked
 }
 
 // Open opens an instance with its pins, if it has any. It changes nothing that packets could

@@ -117,7 +117,8 @@ func giveBackNumbers(cfg Config, dir string) (err error) {
 	}
 	mem := &memory{numbers: in, Placed: tables.Placed{Numbers: in.readSlots()}}
 	defer func() { err = errors.Join(err, mem.close()) }()
-	return openNumbers(cfg.StateDir).takeBack(mem, slices.Collect(maps.Keys(mem.Placed.Numbers)))
+	_, err = openNumbers(cfg.StateDir).takeBack(mem, slices.Collect(maps.Keys(mem.Placed.Numbers)))
+	return err
 }
 
 // guardedBy reads, as far as it can, which paths a pinned data path guards.

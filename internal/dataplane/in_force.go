@@ -133,7 +133,9 @@ func (d *Dataplane) tidyPart(p tables.Part) (kept []tables.WindowKey, err error)
 		errs = append(errs, keptError(err))
 		kept, windows = windows, nil
 	}
-	errs = append(errs, d.numbers.takeBack(mem, p.Numbers))
+	last, err := d.numbers.takeBack(mem, p.Numbers)
+	errs = append(errs, err)
+	d.noteGiven(d.node, last)
 	mem.free(windows, p.Numbers)
 	for _, k := range p.Numbers {
 		delete(d.paces, k)

@@ -81,6 +81,15 @@ func (s *slabs) readNumbers(slot uint32) (out span) {
 	return out
 }
 
+// lastByCPU are the last numbers in use, by CPU; 0: none.
+func (s *slabs) lastByCPU(slot uint32) []uint64 {
+	out := make([]uint64, s.cpus())
+	for cpu := range out {
+		out[cpu] = s.word(s.numberWord(slot, cpu+1)).Load()
+	}
+	return out
+}
+
 // putLast is only for slots without a ceiling: in others programs count.
 func (s *slabs) putLast(slot uint32, v uint64) {
 	for cpu := range s.cpus() {
@@ -208,8 +217,8 @@ func (d *Dataplane) paceOf(k tables.CounterKey, last uint64, now time.Time) uint
 }
 
 // takeBack ends headends: no program gets a number of theirs from here on, and their last
-// numbers are on disk.
-func (s *numbers) takeBack(mem *memory, who []tables.CounterKey) error {
+// numbers are on disk. It returns these by CPU; nil: they are not known for certain.
+func (s *numbers) takeBack(mem *memory, who []tables.CounterKey) (last map[tables.CounterKey][]uint64, err error) {
 	used := map[tables.CounterKey]span{}
 	for _, k := range who {
 		if slot, ok := mem.Placed.Numbers[k]; ok {
@@ -218,13 +227,16 @@ func (s *numbers) takeBack(mem *memory, who []tables.CounterKey) error {
 		}
 	}
 	if len(used) == 0 {
-		return nil
+		return nil, nil
 	}
 	if err := waitForPrograms(); err != nil {
-		return err
+		return nil, err
 	}
+	last = map[tables.CounterKey][]uint64{}
 	for k, u := range used {
-		used[k] = span{mem.numbers.readNumbers(mem.Placed.Numbers[k]).start, u.ceiling}
+		slot := mem.Placed.Numbers[k]
+		used[k] = span{mem.numbers.readNumbers(slot).start, u.ceiling}
+		last[k] = mem.numbers.lastByCPU(slot)
 	}
-	return s.giveBack(used)
+	return last, s.giveBack(used)
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
@@ -456,6 +457,7 @@ func (d *Dataplane) prepareMemory(g *generation, mem *memory, w tables.Wanted) e
 	}
 	for slot, k := range w.Numbers {
 		if _, there := mem.Placed.Numbers[k]; !there {
+			delete(d.given, event.Epoch{Path: abi.BE32(k.Path), Epoch: k.Epoch}) // it goes on
 			mem.numbers.own(slot, k)
 			mem.Placed.Numbers[k] = slot
 			d.made.numbers = append(d.made.numbers, k)
@@ -476,7 +478,7 @@ func (d *Dataplane) unmake() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, mem.close()) }()
-	if err := d.numbers.takeBack(mem, numbers); err != nil {
+	if _, err := d.numbers.takeBack(mem, numbers); err != nil {
 		return err
 	}
 	if err := waitForPrograms(); err != nil {
@@ -542,7 +544,9 @@ func (d *Dataplane) tidy(g *generation, want tables.Wanted, safe bool) (err erro
 		windows = nil
 	}
 	// Numbers that cannot be returned are lost; nothing else is.
-	errs = append(errs, d.numbers.takeBack(mem, numbers))
+	last, err := d.numbers.takeBack(mem, numbers)
+	errs = append(errs, err)
+	d.noteGiven(d.node, last)
 	mem.free(windows, numbers)
 	return errors.Join(append(errs, mem.shrink(g))...)
 }

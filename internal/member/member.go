@@ -51,6 +51,9 @@ const (
 // connectPatience is how long a controller may take to answer at all.
 const connectPatience = 10 * time.Second
 
+// acknowledgePause is how long a node waits whose acknowledgements are too many.
+const acknowledgePause = time.Second
+
 // Config has the node's controllers and settings.
 type Config struct {
 	// Controllers are tcp:HOST:PORT, HOST:PORT or tls+unix:/PATH, one at least. They are tried in turn.
@@ -67,6 +70,8 @@ type Config struct {
 	Transport func(http.RoundTripper) http.RoundTripper
 	// Knows is what the agent takes of plans; nil: plan.Features. For tests.
 	Knows []string
+	// NoDrains: the agent tells nothing of numbers, as one of before. For tests.
+	NoDrains bool
 }
 
 // Report describes the plan in a node's kernel.
@@ -98,6 +103,7 @@ type Member struct {
 	refusals outbox
 	traced   outbox
 	orders   orders
+	drains   drains
 
 	files  sync.Mutex // of the two plan files and passed; taken before mu
 	passed []passed   // the oldest first
@@ -152,7 +158,7 @@ func Open(cfg Config) (*Member, error) {
 	if cfg.Knows == nil {
 		cfg.Knows = plan.Features()
 	}
-	m := &Member{cfg: cfg, refusals: outbox{more: make(chan struct{}, 1)}, traced: outbox{more: make(chan struct{}, 1)}, orders: orders{changed: make(chan struct{}, 1)}, reports: make(chan struct{}, 1), planned: make(chan struct{}), arrived: make(chan struct{}, 1)}
+	m := &Member{cfg: cfg, refusals: outbox{more: make(chan struct{}, 1)}, traced: outbox{more: make(chan struct{}, 1)}, orders: orders{changed: make(chan struct{}, 1)}, drains: drains{changed: make(chan struct{}, 1), news: make(chan struct{}, 1)}, reports: make(chan struct{}, 1), planned: make(chan struct{}), arrived: make(chan struct{}, 1)}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of the node's identity: %w", err)
 	}
@@ -592,6 +598,7 @@ func (m *Member) session(ctx context.Context) error {
 	group.Go(func() error { return m.acknowledge(ctx, c) })
 	group.Go(func() error { return m.tellRefusals(ctx, c) })
 	group.Go(func() error { return m.tellTraced(ctx, c) })
+	group.Go(func() error { return m.tellNumbers(ctx, c) })
 	group.Go(func() error {
 		// Between half and three quarters of its life.
 		from, to := m.renewAt(id, 1, 2), m.renewAt(id, 3, 4)
@@ -711,15 +718,20 @@ func (m *Member) renew(ctx context.Context, id *nodeIdentity) (*nodeIdentity, er
 // follow puts each plan on disk that the controller sends.
 func (m *Member) follow(ctx context.Context, c client, id *nodeIdentity) error {
 	have, digest := m.onDisk()
-	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: id.pins(), Knows: m.cfg.Knows, Traces: true}))
+	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: id.pins(), Knows: m.cfg.Knows, Traces: true, Drains: !m.cfg.NoDrains}))
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
 	defer m.order(nil)
+	defer m.drain(nil)
 	for stream.Receive() {
 		if t := stream.Msg().Traces; t != nil {
 			m.order(t)
+			continue
+		}
+		if d := stream.Msg().Drains; d != nil {
+			m.drain(d)
 			continue
 		}
 		if r := stream.Msg(); r.Renew {
@@ -878,6 +890,14 @@ func (m *Member) acknowledge(ctx context.Context, c client) error {
 		if told == nil || !reflect.DeepEqual(*told, r) {
 			err := m.tell(ctx, c, r)
 			if connect.CodeOf(err) == connect.CodeAborted { // another controller wrote at the same time
+				continue
+			}
+			if connect.CodeOf(err) == connect.CodeResourceExhausted { // the last report counts
+				select {
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				case <-time.After(acknowledgePause):
+				}
 				continue
 			}
 			if err != nil {

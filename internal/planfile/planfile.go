@@ -69,7 +69,13 @@ func check(f *os.File, path string) (insecure, err error) {
 			fmt.Sprintf("chown %d %s", me, path)}, nil
 	}
 	if mode := st.Mode & 0o7777; mode&0o077 != 0 {
-		return &InsecureError{path, fmt.Sprintf("has mode %04o: others can read or change the keys in it", mode), "chmod 600 " + path}, nil
+		others, which, err := othersByACL(f, mode, me)
+		if err != nil {
+			return nil, err
+		}
+		if others {
+			return &InsecureError{path, fmt.Sprintf("has mode %04o%s: others can read or change the keys in it", mode, which), "chmod 600 " + path}, nil
+		}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, nil // a pipe: no other user can replace it

@@ -41,7 +41,7 @@ func buildControlled(t *testing.T, text string) *controlled {
 }
 
 // close ends all processes and takes the agents' data paths away, which the lab knows
-// nothing of. Commands need the test's context, so that it is deferred.
+// nothing of, also after Ctrl-C. It is deferred, so that the lab is still there.
 func (c *controlled) close() {
 	if c.t.Failed() && c.process != nil {
 		c.tellAll()
@@ -53,9 +53,11 @@ func (c *controlled) close() {
 	c.kill(&c.process)
 	for name, a := range c.agents {
 		c.kill(&a)
-		if r := c.detach(name, "--yes"); r.code != 0 {
+		ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.t.Context()), patience, fmt.Errorf("this takes longer than %s", patience))
+		if r := c.detachWithin(ctx, name, "--yes"); r.code != 0 {
 			c.t.Error(r)
 		}
+		cancel()
 	}
 }
 
@@ -167,6 +169,13 @@ func controllerChangesChains(t *testing.T, text string) {
 			t.Fatal(context.Cause(interrupted))
 		}
 	}
+	// The kernel says which numbers headends gave out and egresses have seen.
+	eventually(t, func() error {
+		if r := c.must("get", "events"); !strings.Contains(r.stdout, "old epochs have drained by numbers") {
+			return fmt.Errorf("no epoch has drained by its numbers: %s%s", r, c.must("get", "epochs"))
+		}
+		return nil
+	})
 	other := write(t, "other.yaml", strings.Replace(text, "functions: [fw, dpi]", "functions: [dpi, fw]", 1))
 	if r := c.run("diff", "-f", other); r.code != 3 || r.stdout != "~ chain web\n" {
 		t.Errorf("the other order of functions: %s", r)

@@ -490,8 +490,15 @@ func (w *world) attached(name string, links ...string) (n int) {
 // detach runs `waystamp agent --detach` for a node, as an operator would.
 func (w *world) detach(node string, more ...string) result {
 	w.t.Helper()
-	args := append([]string{"agent", "--detach", "--instance", w.Instance(node), "--run-dir", w.AgentDir(node), "--state-dir", w.AgentDir(node)}, more...)
-	return runIn(w.t, w.ns(node), args...)
+	return w.detachWithin(soon(w.t), node, more...)
+}
+
+// detachWithin is detach while ctx lasts.
+func (w *world) detachWithin(ctx context.Context, node string, more ...string) result {
+	w.t.Helper()
+	p := prepared(ctx, w.t, append([]string{"agent", "--detach", "--instance", w.Instance(node), "--run-dir", w.AgentDir(node), "--state-dir", w.AgentDir(node)}, more...))
+	must(w.t, w.ns(node).Do(p.cmd.Start))
+	return p.wait()
 }
 
 func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {

@@ -1517,6 +1517,7 @@ type EpochState struct {
 	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`                             // preparing, active, draining
 	Until         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=until,proto3" json:"until,omitempty"`                             // when it has drained, if that is known
 	WaitingFor    []string               `protobuf:"bytes,8,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // nodes on its path that have to acknowledge before it goes on
+	Drain         string                 `protobuf:"bytes,9,opt,name=drain,proto3" json:"drain,omitempty"`                             // of one that drains: what it waits for, in words
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1605,6 +1606,13 @@ func (x *EpochState) GetWaitingFor() []string {
 		return x.WaitingFor
 	}
 	return nil
+}
+
+func (x *EpochState) GetDrain() string {
+	if x != nil {
+		return x.Drain
+	}
+	return ""
 }
 
 type DescribeRequest struct {
@@ -3531,6 +3539,7 @@ type PlansRequest struct {
 	Roots         []string               `protobuf:"bytes,4,rep,name=roots,proto3" json:"roots,omitempty"`    // that the node trusts, by pin as in RootState; the first has signed its certificate
 	Knows         []string               `protobuf:"bytes,5,rep,name=knows,proto3" json:"knows,omitempty"`    // kinds, schemes and encapsulations, as in plan.Features; none: those of plan.FirstFeatures
 	Traces        bool                   `protobuf:"varint,6,opt,name=traces,proto3" json:"traces,omitempty"` // the agent takes PlansResponse.traces
+	Drains        bool                   `protobuf:"varint,7,opt,name=drains,proto3" json:"drains,omitempty"` // the agent takes PlansResponse.drains
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3607,6 +3616,13 @@ func (x *PlansRequest) GetTraces() bool {
 	return false
 }
 
+func (x *PlansRequest) GetDrains() bool {
+	if x != nil {
+		return x.Drains
+	}
+	return false
+}
+
 type HeldEpoch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -3667,6 +3683,7 @@ type PlansResponse struct {
 	Renew                   bool                   `protobuf:"varint,4,opt,name=renew,proto3" json:"renew,omitempty"`                                                                      // instead of a plan: renew the certificate, the roots have changed
 	RenewWithinMilliseconds uint32                 `protobuf:"varint,5,opt,name=renew_within_milliseconds,json=renewWithinMilliseconds,proto3" json:"renew_within_milliseconds,omitempty"` // at a time that the node draws
 	Traces                  *Traces                `protobuf:"bytes,6,opt,name=traces,proto3" json:"traces,omitempty"`                                                                     // instead of a plan: all traces that are wanted of this node from now on
+	Drains                  *Drains                `protobuf:"bytes,7,opt,name=drains,proto3" json:"drains,omitempty"`                                                                     // instead of a plan: all epochs of whose numbers the node is to tell from now on
 	unknownFields           protoimpl.UnknownFields
 	sizeCache               protoimpl.SizeCache
 }
@@ -3743,6 +3760,58 @@ func (x *PlansResponse) GetTraces() *Traces {
 	return nil
 }
 
+func (x *PlansResponse) GetDrains() *Drains {
+	if x != nil {
+		return x.Drains
+	}
+	return nil
+}
+
+// Drains are the epochs of whose numbers a node tells (Node.Numbers) until it gets others or the stream ends.
+type Drains struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epochs        []*HeldEpoch           `protobuf:"bytes,1,rep,name=epochs,proto3" json:"epochs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drains) Reset() {
+	*x = Drains{}
+	mi := &file_waystamp_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drains) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drains) ProtoMessage() {}
+
+func (x *Drains) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drains.ProtoReflect.Descriptor instead.
+func (*Drains) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *Drains) GetEpochs() []*HeldEpoch {
+	if x != nil {
+		return x.Epochs
+	}
+	return nil
+}
+
 // Traces are those that a node carries out as a headend, until it gets others or the stream ends.
 type Traces struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3753,7 +3822,7 @@ type Traces struct {
 
 func (x *Traces) Reset() {
 	*x = Traces{}
-	mi := &file_waystamp_proto_msgTypes[61]
+	mi := &file_waystamp_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3765,7 +3834,7 @@ func (x *Traces) String() string {
 func (*Traces) ProtoMessage() {}
 
 func (x *Traces) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[61]
+	mi := &file_waystamp_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3778,7 +3847,7 @@ func (x *Traces) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Traces.ProtoReflect.Descriptor instead.
 func (*Traces) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{61}
+	return file_waystamp_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Traces) GetOrders() []*TraceOrder {
@@ -3799,7 +3868,7 @@ type TraceOrder struct {
 
 func (x *TraceOrder) Reset() {
 	*x = TraceOrder{}
-	mi := &file_waystamp_proto_msgTypes[62]
+	mi := &file_waystamp_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +3880,7 @@ func (x *TraceOrder) String() string {
 func (*TraceOrder) ProtoMessage() {}
 
 func (x *TraceOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[62]
+	mi := &file_waystamp_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +3893,7 @@ func (x *TraceOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceOrder.ProtoReflect.Descriptor instead.
 func (*TraceOrder) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{62}
+	return file_waystamp_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *TraceOrder) GetId() uint64 {
@@ -3862,7 +3931,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_waystamp_proto_msgTypes[63]
+	mi := &file_waystamp_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +3943,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[63]
+	mi := &file_waystamp_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +3956,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{63}
+	return file_waystamp_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *AcknowledgeRequest) GetRevision() uint64 {
@@ -3940,7 +4009,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_waystamp_proto_msgTypes[64]
+	mi := &file_waystamp_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3952,7 +4021,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[64]
+	mi := &file_waystamp_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3965,7 +4034,7 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{64}
+	return file_waystamp_proto_rawDescGZIP(), []int{65}
 }
 
 type RefusedRequest struct {
@@ -3978,7 +4047,7 @@ type RefusedRequest struct {
 
 func (x *RefusedRequest) Reset() {
 	*x = RefusedRequest{}
-	mi := &file_waystamp_proto_msgTypes[65]
+	mi := &file_waystamp_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3990,7 +4059,7 @@ func (x *RefusedRequest) String() string {
 func (*RefusedRequest) ProtoMessage() {}
 
 func (x *RefusedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[65]
+	mi := &file_waystamp_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4003,7 +4072,7 @@ func (x *RefusedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedRequest.ProtoReflect.Descriptor instead.
 func (*RefusedRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{65}
+	return file_waystamp_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RefusedRequest) GetEvents() [][]byte {
@@ -4029,7 +4098,7 @@ type RefusedResponse struct {
 
 func (x *RefusedResponse) Reset() {
 	*x = RefusedResponse{}
-	mi := &file_waystamp_proto_msgTypes[66]
+	mi := &file_waystamp_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4041,7 +4110,7 @@ func (x *RefusedResponse) String() string {
 func (*RefusedResponse) ProtoMessage() {}
 
 func (x *RefusedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[66]
+	mi := &file_waystamp_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4054,7 +4123,7 @@ func (x *RefusedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedResponse.ProtoReflect.Descriptor instead.
 func (*RefusedResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{66}
+	return file_waystamp_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RefusedResponse) GetPauseMilliseconds() uint32 {
@@ -4074,7 +4143,7 @@ type TracedRequest struct {
 
 func (x *TracedRequest) Reset() {
 	*x = TracedRequest{}
-	mi := &file_waystamp_proto_msgTypes[67]
+	mi := &file_waystamp_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4086,7 +4155,7 @@ func (x *TracedRequest) String() string {
 func (*TracedRequest) ProtoMessage() {}
 
 func (x *TracedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[67]
+	mi := &file_waystamp_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4099,7 +4168,7 @@ func (x *TracedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracedRequest.ProtoReflect.Descriptor instead.
 func (*TracedRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{67}
+	return file_waystamp_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TracedRequest) GetHops() [][]byte {
@@ -4125,7 +4194,7 @@ type TracedResponse struct {
 
 func (x *TracedResponse) Reset() {
 	*x = TracedResponse{}
-	mi := &file_waystamp_proto_msgTypes[68]
+	mi := &file_waystamp_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4206,7 @@ func (x *TracedResponse) String() string {
 func (*TracedResponse) ProtoMessage() {}
 
 func (x *TracedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[68]
+	mi := &file_waystamp_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4219,7 @@ func (x *TracedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracedResponse.ProtoReflect.Descriptor instead.
 func (*TracedResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{68}
+	return file_waystamp_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TracedResponse) GetPauseMilliseconds() uint32 {
@@ -4158,6 +4227,293 @@ func (x *TracedResponse) GetPauseMilliseconds() uint32 {
 		return x.PauseMilliseconds
 	}
 	return 0
+}
+
+// NumbersRequest has what a node knows of the epochs that it was asked for. What the controller has not been told of drains by time.
+type NumbersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Given         []*GivenNumbers        `protobuf:"bytes,1,rep,name=given,proto3" json:"given,omitempty"` // epochs that its headend has given up
+	Seen          []*SeenNumbers         `protobuf:"bytes,2,rep,name=seen,proto3" json:"seen,omitempty"`   // epochs that it verifies
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NumbersRequest) Reset() {
+	*x = NumbersRequest{}
+	mi := &file_waystamp_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NumbersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NumbersRequest) ProtoMessage() {}
+
+func (x *NumbersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NumbersRequest.ProtoReflect.Descriptor instead.
+func (*NumbersRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *NumbersRequest) GetGiven() []*GivenNumbers {
+	if x != nil {
+		return x.Given
+	}
+	return nil
+}
+
+func (x *NumbersRequest) GetSeen() []*SeenNumbers {
+	if x != nil {
+		return x.Seen
+	}
+	return nil
+}
+
+// GivenNumbers are the last numbers that a headend gave out in an epoch.
+type GivenNumbers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Lanes         []*LaneNumber          `protobuf:"bytes,3,rep,name=lanes,proto3" json:"lanes,omitempty"` // lanes without a number are left out
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GivenNumbers) Reset() {
+	*x = GivenNumbers{}
+	mi := &file_waystamp_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GivenNumbers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GivenNumbers) ProtoMessage() {}
+
+func (x *GivenNumbers) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GivenNumbers.ProtoReflect.Descriptor instead.
+func (*GivenNumbers) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *GivenNumbers) GetPath() uint32 {
+	if x != nil {
+		return x.Path
+	}
+	return 0
+}
+
+func (x *GivenNumbers) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *GivenNumbers) GetLanes() []*LaneNumber {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+// SeenNumbers are the numbers that an egress has taken in an epoch.
+type SeenNumbers struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Path              uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
+	Epoch             uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Lanes             []*LaneNumber          `protobuf:"bytes,3,rep,name=lanes,proto3" json:"lanes,omitempty"`                                                   // the newest; lanes without a number are left out
+	Missing           uint64                 `protobuf:"varint,4,opt,name=missing,proto3" json:"missing,omitempty"`                                              // numbers below these that the replay window has room for and has not seen, of all lanes
+	QuietMilliseconds uint64                 `protobuf:"varint,5,opt,name=quiet_milliseconds,json=quietMilliseconds,proto3" json:"quiet_milliseconds,omitempty"` // that nothing has changed, or that the node has looked
+	Moved             bool                   `protobuf:"varint,6,opt,name=moved,proto3" json:"moved,omitempty"`                                                  // something has changed since the node looks
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *SeenNumbers) Reset() {
+	*x = SeenNumbers{}
+	mi := &file_waystamp_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeenNumbers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeenNumbers) ProtoMessage() {}
+
+func (x *SeenNumbers) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeenNumbers.ProtoReflect.Descriptor instead.
+func (*SeenNumbers) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *SeenNumbers) GetPath() uint32 {
+	if x != nil {
+		return x.Path
+	}
+	return 0
+}
+
+func (x *SeenNumbers) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SeenNumbers) GetLanes() []*LaneNumber {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+func (x *SeenNumbers) GetMissing() uint64 {
+	if x != nil {
+		return x.Missing
+	}
+	return 0
+}
+
+func (x *SeenNumbers) GetQuietMilliseconds() uint64 {
+	if x != nil {
+		return x.QuietMilliseconds
+	}
+	return 0
+}
+
+func (x *SeenNumbers) GetMoved() bool {
+	if x != nil {
+		return x.Moved
+	}
+	return false
+}
+
+type LaneNumber struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lane          uint32                 `protobuf:"varint,1,opt,name=lane,proto3" json:"lane,omitempty"`
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaneNumber) Reset() {
+	*x = LaneNumber{}
+	mi := &file_waystamp_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaneNumber) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaneNumber) ProtoMessage() {}
+
+func (x *LaneNumber) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaneNumber.ProtoReflect.Descriptor instead.
+func (*LaneNumber) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *LaneNumber) GetLane() uint32 {
+	if x != nil {
+		return x.Lane
+	}
+	return 0
+}
+
+func (x *LaneNumber) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+type NumbersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NumbersResponse) Reset() {
+	*x = NumbersResponse{}
+	mi := &file_waystamp_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NumbersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NumbersResponse) ProtoMessage() {}
+
+func (x *NumbersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NumbersResponse.ProtoReflect.Descriptor instead.
+func (*NumbersResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{74}
 }
 
 var File_waystamp_proto protoreflect.FileDescriptor
@@ -4269,7 +4625,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe7\x01\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xfd\x01\n" +
 	"\n" +
 	"EpochState\x12\x14\n" +
 	"\x05chain\x18\x01 \x01(\tR\x05chain\x12\x1c\n" +
@@ -4280,7 +4636,8 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x120\n" +
 	"\x05until\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1f\n" +
 	"\vwaiting_for\x18\b \x03(\tR\n" +
-	"waitingFor\"9\n" +
+	"waitingFor\x12\x14\n" +
+	"\x05drain\x18\t \x01(\tR\x05drain\"9\n" +
 	"\x0fDescribeRequest\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\xd9\x03\n" +
@@ -4417,24 +4774,28 @@ const file_waystamp_proto_rawDesc = "" +
 	"\fRenewRequest\"I\n" +
 	"\rRenewResponse\x12\"\n" +
 	"\fcertificates\x18\x01 \x03(\fR\fcertificates\x12\x14\n" +
-	"\x05roots\x18\x02 \x03(\fR\x05roots\"\xb2\x01\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"\xca\x01\n" +
 	"\fPlansRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12*\n" +
 	"\x04held\x18\x03 \x03(\v2\x16.waystamp.v1.HeldEpochR\x04held\x12\x14\n" +
 	"\x05roots\x18\x04 \x03(\tR\x05roots\x12\x14\n" +
 	"\x05knows\x18\x05 \x03(\tR\x05knows\x12\x16\n" +
-	"\x06traces\x18\x06 \x01(\bR\x06traces\"5\n" +
+	"\x06traces\x18\x06 \x01(\bR\x06traces\x12\x16\n" +
+	"\x06drains\x18\a \x01(\bR\x06drains\"5\n" +
 	"\tHeldEpoch\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\rR\x04path\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"\xd6\x01\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"\x83\x02\n" +
 	"\rPlansResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04plan\x18\x03 \x01(\fR\x04plan\x12\x14\n" +
 	"\x05renew\x18\x04 \x01(\bR\x05renew\x12:\n" +
 	"\x19renew_within_milliseconds\x18\x05 \x01(\rR\x17renewWithinMilliseconds\x12+\n" +
-	"\x06traces\x18\x06 \x01(\v2\x13.waystamp.v1.TracesR\x06traces\"9\n" +
+	"\x06traces\x18\x06 \x01(\v2\x13.waystamp.v1.TracesR\x06traces\x12+\n" +
+	"\x06drains\x18\a \x01(\v2\x13.waystamp.v1.DrainsR\x06drains\"8\n" +
+	"\x06Drains\x12.\n" +
+	"\x06epochs\x18\x01 \x03(\v2\x16.waystamp.v1.HeldEpochR\x06epochs\"9\n" +
 	"\x06Traces\x12/\n" +
 	"\x06orders\x18\x01 \x03(\v2\x17.waystamp.v1.TraceOrderR\x06orders\"J\n" +
 	"\n" +
@@ -4459,7 +4820,26 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x04hops\x18\x01 \x03(\fR\x04hops\x12\x18\n" +
 	"\adropped\x18\x02 \x01(\x04R\adropped\"?\n" +
 	"\x0eTracedResponse\x12-\n" +
-	"\x12pause_milliseconds\x18\x01 \x01(\rR\x11pauseMilliseconds2\xbe\t\n" +
+	"\x12pause_milliseconds\x18\x01 \x01(\rR\x11pauseMilliseconds\"o\n" +
+	"\x0eNumbersRequest\x12/\n" +
+	"\x05given\x18\x01 \x03(\v2\x19.waystamp.v1.GivenNumbersR\x05given\x12,\n" +
+	"\x04seen\x18\x02 \x03(\v2\x18.waystamp.v1.SeenNumbersR\x04seen\"g\n" +
+	"\fGivenNumbers\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\rR\x04path\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12-\n" +
+	"\x05lanes\x18\x03 \x03(\v2\x17.waystamp.v1.LaneNumberR\x05lanes\"\xc5\x01\n" +
+	"\vSeenNumbers\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\rR\x04path\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12-\n" +
+	"\x05lanes\x18\x03 \x03(\v2\x17.waystamp.v1.LaneNumberR\x05lanes\x12\x18\n" +
+	"\amissing\x18\x04 \x01(\x04R\amissing\x12-\n" +
+	"\x12quiet_milliseconds\x18\x05 \x01(\x04R\x11quietMilliseconds\x12\x14\n" +
+	"\x05moved\x18\x06 \x01(\bR\x05moved\"8\n" +
+	"\n" +
+	"LaneNumber\x12\x12\n" +
+	"\x04lane\x18\x01 \x01(\rR\x04lane\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\"\x11\n" +
+	"\x0fNumbersResponse2\xbe\t\n" +
 	"\x05Admin\x12>\n" +
 	"\x05Apply\x12\x19.waystamp.v1.ApplyRequest\x1a\x1a.waystamp.v1.ApplyResponse\x12;\n" +
 	"\x04Diff\x12\x18.waystamp.v1.DiffRequest\x1a\x19.waystamp.v1.DiffResponse\x128\n" +
@@ -4477,14 +4857,15 @@ const file_waystamp_proto_rawDesc = "" +
 	"\vAddOperator\x12\x1f.waystamp.v1.AddOperatorRequest\x1a .waystamp.v1.AddOperatorResponse\x12Y\n" +
 	"\x0eRemoveOperator\x12\".waystamp.v1.RemoveOperatorRequest\x1a#.waystamp.v1.RemoveOperatorResponse\x12G\n" +
 	"\bRotateCA\x12\x1c.waystamp.v1.RotateCARequest\x1a\x1d.waystamp.v1.RotateCAResponse\x12J\n" +
-	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\xa0\x03\n" +
+	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\xe6\x03\n" +
 	"\x04Node\x12;\n" +
 	"\x04Join\x12\x18.waystamp.v1.JoinRequest\x1a\x19.waystamp.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.waystamp.v1.RenewRequest\x1a\x1a.waystamp.v1.RenewResponse\x12@\n" +
 	"\x05Plans\x12\x19.waystamp.v1.PlansRequest\x1a\x1a.waystamp.v1.PlansResponse0\x01\x12P\n" +
 	"\vAcknowledge\x12\x1f.waystamp.v1.AcknowledgeRequest\x1a .waystamp.v1.AcknowledgeResponse\x12D\n" +
 	"\aRefused\x12\x1b.waystamp.v1.RefusedRequest\x1a\x1c.waystamp.v1.RefusedResponse\x12A\n" +
-	"\x06Traced\x12\x1a.waystamp.v1.TracedRequest\x1a\x1b.waystamp.v1.TracedResponseBAZ?github.com/waystamp/waystamp/internal/rpc/waystampv1;waystampv1b\x06proto3"
+	"\x06Traced\x12\x1a.waystamp.v1.TracedRequest\x1a\x1b.waystamp.v1.TracedResponse\x12D\n" +
+	"\aNumbers\x12\x1b.waystamp.v1.NumbersRequest\x1a\x1c.waystamp.v1.NumbersResponseBAZ?github.com/waystamp/waystamp/internal/rpc/waystampv1;waystampv1b\x06proto3"
 
 var (
 	file_waystamp_proto_rawDescOnce sync.Once
@@ -4498,7 +4879,7 @@ func file_waystamp_proto_rawDescGZIP() []byte {
 	return file_waystamp_proto_rawDescData
 }
 
-var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_waystamp_proto_goTypes = []any{
 	(*File)(nil),                   // 0: waystamp.v1.File
 	(*ApplyRequest)(nil),           // 1: waystamp.v1.ApplyRequest
@@ -4561,54 +4942,60 @@ var file_waystamp_proto_goTypes = []any{
 	(*PlansRequest)(nil),           // 58: waystamp.v1.PlansRequest
 	(*HeldEpoch)(nil),              // 59: waystamp.v1.HeldEpoch
 	(*PlansResponse)(nil),          // 60: waystamp.v1.PlansResponse
-	(*Traces)(nil),                 // 61: waystamp.v1.Traces
-	(*TraceOrder)(nil),             // 62: waystamp.v1.TraceOrder
-	(*AcknowledgeRequest)(nil),     // 63: waystamp.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),    // 64: waystamp.v1.AcknowledgeResponse
-	(*RefusedRequest)(nil),         // 65: waystamp.v1.RefusedRequest
-	(*RefusedResponse)(nil),        // 66: waystamp.v1.RefusedResponse
-	(*TracedRequest)(nil),          // 67: waystamp.v1.TracedRequest
-	(*TracedResponse)(nil),         // 68: waystamp.v1.TracedResponse
-	nil,                            // 69: waystamp.v1.File.RulesEntry
-	(*timestamppb.Timestamp)(nil),  // 70: google.protobuf.Timestamp
+	(*Drains)(nil),                 // 61: waystamp.v1.Drains
+	(*Traces)(nil),                 // 62: waystamp.v1.Traces
+	(*TraceOrder)(nil),             // 63: waystamp.v1.TraceOrder
+	(*AcknowledgeRequest)(nil),     // 64: waystamp.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),    // 65: waystamp.v1.AcknowledgeResponse
+	(*RefusedRequest)(nil),         // 66: waystamp.v1.RefusedRequest
+	(*RefusedResponse)(nil),        // 67: waystamp.v1.RefusedResponse
+	(*TracedRequest)(nil),          // 68: waystamp.v1.TracedRequest
+	(*TracedResponse)(nil),         // 69: waystamp.v1.TracedResponse
+	(*NumbersRequest)(nil),         // 70: waystamp.v1.NumbersRequest
+	(*GivenNumbers)(nil),           // 71: waystamp.v1.GivenNumbers
+	(*SeenNumbers)(nil),            // 72: waystamp.v1.SeenNumbers
+	(*LaneNumber)(nil),             // 73: waystamp.v1.LaneNumber
+	(*NumbersResponse)(nil),        // 74: waystamp.v1.NumbersResponse
+	nil,                            // 75: waystamp.v1.File.RulesEntry
+	(*timestamppb.Timestamp)(nil),  // 76: google.protobuf.Timestamp
 }
 var file_waystamp_proto_depIdxs = []int32{
-	69, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
+	75, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
 	0,  // 1: waystamp.v1.ApplyRequest.file:type_name -> waystamp.v1.File
 	5,  // 2: waystamp.v1.ApplyResponse.differences:type_name -> waystamp.v1.Difference
 	0,  // 3: waystamp.v1.DiffRequest.file:type_name -> waystamp.v1.File
 	5,  // 4: waystamp.v1.DiffResponse.differences:type_name -> waystamp.v1.Difference
-	70, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
+	76, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
 	14, // 6: waystamp.v1.OperatorsResponse.operators:type_name -> waystamp.v1.OperatorState
-	70, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
+	76, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
 	21, // 8: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
 	21, // 9: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
-	70, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
+	76, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
 	24, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
 	25, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
 	26, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
 	23, // 14: waystamp.v1.State.waiting:type_name -> waystamp.v1.WaitingState
-	70, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
+	76, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
 	22, // 16: waystamp.v1.State.roots:type_name -> waystamp.v1.RootState
-	70, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
-	70, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
-	70, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
-	70, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	70, // 21: waystamp.v1.NodeState.state_since:type_name -> google.protobuf.Timestamp
-	70, // 22: waystamp.v1.ChainState.since:type_name -> google.protobuf.Timestamp
-	70, // 23: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	76, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
+	76, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
+	76, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
+	76, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	76, // 21: waystamp.v1.NodeState.state_since:type_name -> google.protobuf.Timestamp
+	76, // 22: waystamp.v1.ChainState.since:type_name -> google.protobuf.Timestamp
+	76, // 23: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
 	29, // 24: waystamp.v1.DescribeResponse.facts:type_name -> waystamp.v1.Fact
 	24, // 25: waystamp.v1.DescribeResponse.nodes:type_name -> waystamp.v1.NodeState
 	25, // 26: waystamp.v1.DescribeResponse.chains:type_name -> waystamp.v1.ChainState
 	26, // 27: waystamp.v1.DescribeResponse.epochs:type_name -> waystamp.v1.EpochState
-	70, // 28: waystamp.v1.DescribeResponse.since:type_name -> google.protobuf.Timestamp
+	76, // 28: waystamp.v1.DescribeResponse.since:type_name -> google.protobuf.Timestamp
 	23, // 29: waystamp.v1.DescribeResponse.waiting:type_name -> waystamp.v1.WaitingState
 	30, // 30: waystamp.v1.DescribeResponse.refusals:type_name -> waystamp.v1.RefusalCount
 	33, // 31: waystamp.v1.DescribeResponse.events:type_name -> waystamp.v1.Event
-	70, // 32: waystamp.v1.RefusalCount.last:type_name -> google.protobuf.Timestamp
+	76, // 32: waystamp.v1.RefusalCount.last:type_name -> google.protobuf.Timestamp
 	33, // 33: waystamp.v1.EventsResponse.events:type_name -> waystamp.v1.Event
-	70, // 34: waystamp.v1.EventsResponse.since:type_name -> google.protobuf.Timestamp
-	70, // 35: waystamp.v1.Event.time:type_name -> google.protobuf.Timestamp
+	76, // 34: waystamp.v1.EventsResponse.since:type_name -> google.protobuf.Timestamp
+	76, // 35: waystamp.v1.Event.time:type_name -> google.protobuf.Timestamp
 	36, // 36: waystamp.v1.RefusalsResponse.refusal:type_name -> waystamp.v1.Refusal
 	39, // 37: waystamp.v1.TraceResponse.begun:type_name -> waystamp.v1.TraceBegun
 	42, // 38: waystamp.v1.TraceResponse.packet:type_name -> waystamp.v1.TracedPacket
@@ -4617,63 +5004,71 @@ var file_waystamp_proto_depIdxs = []int32{
 	41, // 41: waystamp.v1.TracedPath.positions:type_name -> waystamp.v1.TracedPosition
 	43, // 42: waystamp.v1.TracedPacket.hops:type_name -> waystamp.v1.TracedHop
 	44, // 43: waystamp.v1.TracedPacket.refusals:type_name -> waystamp.v1.TracedRefusal
-	70, // 44: waystamp.v1.TracedHop.time:type_name -> google.protobuf.Timestamp
-	70, // 45: waystamp.v1.TracedRefusal.time:type_name -> google.protobuf.Timestamp
-	70, // 46: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	76, // 44: waystamp.v1.TracedHop.time:type_name -> google.protobuf.Timestamp
+	76, // 45: waystamp.v1.TracedRefusal.time:type_name -> google.protobuf.Timestamp
+	76, // 46: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
 	59, // 47: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
-	61, // 48: waystamp.v1.PlansResponse.traces:type_name -> waystamp.v1.Traces
-	62, // 49: waystamp.v1.Traces.orders:type_name -> waystamp.v1.TraceOrder
-	1,  // 50: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 51: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	17, // 52: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	19, // 53: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	27, // 54: waystamp.v1.Admin.Describe:input_type -> waystamp.v1.DescribeRequest
-	31, // 55: waystamp.v1.Admin.Events:input_type -> waystamp.v1.EventsRequest
-	34, // 56: waystamp.v1.Admin.Refusals:input_type -> waystamp.v1.RefusalsRequest
-	37, // 57: waystamp.v1.Admin.Trace:input_type -> waystamp.v1.TraceRequest
-	46, // 58: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	48, // 59: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	50, // 60: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	52, // 61: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	15, // 62: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
-	6,  // 63: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
-	8,  // 64: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
-	10, // 65: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
-	12, // 66: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
-	54, // 67: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	56, // 68: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	58, // 69: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	63, // 70: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	65, // 71: waystamp.v1.Node.Refused:input_type -> waystamp.v1.RefusedRequest
-	67, // 72: waystamp.v1.Node.Traced:input_type -> waystamp.v1.TracedRequest
-	2,  // 73: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 74: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	18, // 75: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	20, // 76: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	28, // 77: waystamp.v1.Admin.Describe:output_type -> waystamp.v1.DescribeResponse
-	32, // 78: waystamp.v1.Admin.Events:output_type -> waystamp.v1.EventsResponse
-	35, // 79: waystamp.v1.Admin.Refusals:output_type -> waystamp.v1.RefusalsResponse
-	38, // 80: waystamp.v1.Admin.Trace:output_type -> waystamp.v1.TraceResponse
-	47, // 81: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	49, // 82: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	51, // 83: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	53, // 84: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	16, // 85: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
-	7,  // 86: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
-	9,  // 87: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
-	11, // 88: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
-	13, // 89: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
-	55, // 90: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	57, // 91: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	60, // 92: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	64, // 93: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	66, // 94: waystamp.v1.Node.Refused:output_type -> waystamp.v1.RefusedResponse
-	68, // 95: waystamp.v1.Node.Traced:output_type -> waystamp.v1.TracedResponse
-	73, // [73:96] is the sub-list for method output_type
-	50, // [50:73] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	62, // 48: waystamp.v1.PlansResponse.traces:type_name -> waystamp.v1.Traces
+	61, // 49: waystamp.v1.PlansResponse.drains:type_name -> waystamp.v1.Drains
+	59, // 50: waystamp.v1.Drains.epochs:type_name -> waystamp.v1.HeldEpoch
+	63, // 51: waystamp.v1.Traces.orders:type_name -> waystamp.v1.TraceOrder
+	71, // 52: waystamp.v1.NumbersRequest.given:type_name -> waystamp.v1.GivenNumbers
+	72, // 53: waystamp.v1.NumbersRequest.seen:type_name -> waystamp.v1.SeenNumbers
+	73, // 54: waystamp.v1.GivenNumbers.lanes:type_name -> waystamp.v1.LaneNumber
+	73, // 55: waystamp.v1.SeenNumbers.lanes:type_name -> waystamp.v1.LaneNumber
+	1,  // 56: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 57: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	17, // 58: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	19, // 59: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	27, // 60: waystamp.v1.Admin.Describe:input_type -> waystamp.v1.DescribeRequest
+	31, // 61: waystamp.v1.Admin.Events:input_type -> waystamp.v1.EventsRequest
+	34, // 62: waystamp.v1.Admin.Refusals:input_type -> waystamp.v1.RefusalsRequest
+	37, // 63: waystamp.v1.Admin.Trace:input_type -> waystamp.v1.TraceRequest
+	46, // 64: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	48, // 65: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	50, // 66: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	52, // 67: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	15, // 68: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	6,  // 69: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
+	8,  // 70: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
+	10, // 71: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
+	12, // 72: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
+	54, // 73: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	56, // 74: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	58, // 75: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	64, // 76: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	66, // 77: waystamp.v1.Node.Refused:input_type -> waystamp.v1.RefusedRequest
+	68, // 78: waystamp.v1.Node.Traced:input_type -> waystamp.v1.TracedRequest
+	70, // 79: waystamp.v1.Node.Numbers:input_type -> waystamp.v1.NumbersRequest
+	2,  // 80: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 81: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	18, // 82: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	20, // 83: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	28, // 84: waystamp.v1.Admin.Describe:output_type -> waystamp.v1.DescribeResponse
+	32, // 85: waystamp.v1.Admin.Events:output_type -> waystamp.v1.EventsResponse
+	35, // 86: waystamp.v1.Admin.Refusals:output_type -> waystamp.v1.RefusalsResponse
+	38, // 87: waystamp.v1.Admin.Trace:output_type -> waystamp.v1.TraceResponse
+	47, // 88: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	49, // 89: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	51, // 90: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	53, // 91: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	16, // 92: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	7,  // 93: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
+	9,  // 94: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
+	11, // 95: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
+	13, // 96: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
+	55, // 97: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	57, // 98: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	60, // 99: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	65, // 100: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	67, // 101: waystamp.v1.Node.Refused:output_type -> waystamp.v1.RefusedResponse
+	69, // 102: waystamp.v1.Node.Traced:output_type -> waystamp.v1.TracedResponse
+	74, // 103: waystamp.v1.Node.Numbers:output_type -> waystamp.v1.NumbersResponse
+	80, // [80:104] is the sub-list for method output_type
+	56, // [56:80] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
@@ -4687,7 +5082,7 @@ func file_waystamp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waystamp_proto_rawDesc), len(file_waystamp_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   70,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -83,6 +83,8 @@ const (
 	NodeRefusedProcedure = "/waystamp.v1.Node/Refused"
 	// NodeTracedProcedure is the fully-qualified name of the Node's Traced RPC.
 	NodeTracedProcedure = "/waystamp.v1.Node/Traced"
+	// NodeNumbersProcedure is the fully-qualified name of the Node's Numbers RPC.
+	NodeNumbersProcedure = "/waystamp.v1.Node/Numbers"
 )
 
 // AdminClient is a client for the waystamp.v1.Admin service.
@@ -619,6 +621,8 @@ type NodeClient interface {
 	Refused(context.Context, *connect.Request[waystampv1.RefusedRequest]) (*connect.Response[waystampv1.RefusedResponse], error)
 	// Traced tells of traced packets at positions that the node is.
 	Traced(context.Context, *connect.Request[waystampv1.TracedRequest]) (*connect.Response[waystampv1.TracedResponse], error)
+	// Numbers tells which numbers of draining epochs the node has given out as a headend, and seen as an egress.
+	Numbers(context.Context, *connect.Request[waystampv1.NumbersRequest]) (*connect.Response[waystampv1.NumbersResponse], error)
 }
 
 // NewNodeClient constructs a client for the waystamp.v1.Node service. By default, it uses the
@@ -668,6 +672,12 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithSchema(nodeMethods.ByName("Traced")),
 			connect.WithClientOptions(opts...),
 		),
+		numbers: connect.NewClient[waystampv1.NumbersRequest, waystampv1.NumbersResponse](
+			httpClient,
+			baseURL+NodeNumbersProcedure,
+			connect.WithSchema(nodeMethods.ByName("Numbers")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -679,6 +689,7 @@ type nodeClient struct {
 	acknowledge *connect.Client[waystampv1.AcknowledgeRequest, waystampv1.AcknowledgeResponse]
 	refused     *connect.Client[waystampv1.RefusedRequest, waystampv1.RefusedResponse]
 	traced      *connect.Client[waystampv1.TracedRequest, waystampv1.TracedResponse]
+	numbers     *connect.Client[waystampv1.NumbersRequest, waystampv1.NumbersResponse]
 }
 
 // Join calls waystamp.v1.Node.Join.
@@ -711,6 +722,11 @@ func (c *nodeClient) Traced(ctx context.Context, req *connect.Request[waystampv1
 	return c.traced.CallUnary(ctx, req)
 }
 
+// Numbers calls waystamp.v1.Node.Numbers.
+func (c *nodeClient) Numbers(ctx context.Context, req *connect.Request[waystampv1.NumbersRequest]) (*connect.Response[waystampv1.NumbersResponse], error) {
+	return c.numbers.CallUnary(ctx, req)
+}
+
 // NodeHandler is an implementation of the waystamp.v1.Node service.
 type NodeHandler interface {
 	// Join gives a node its first certificate, for a token.
@@ -725,6 +741,8 @@ type NodeHandler interface {
 	Refused(context.Context, *connect.Request[waystampv1.RefusedRequest]) (*connect.Response[waystampv1.RefusedResponse], error)
 	// Traced tells of traced packets at positions that the node is.
 	Traced(context.Context, *connect.Request[waystampv1.TracedRequest]) (*connect.Response[waystampv1.TracedResponse], error)
+	// Numbers tells which numbers of draining epochs the node has given out as a headend, and seen as an egress.
+	Numbers(context.Context, *connect.Request[waystampv1.NumbersRequest]) (*connect.Response[waystampv1.NumbersResponse], error)
 }
 
 // NewNodeHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -770,6 +788,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithSchema(nodeMethods.ByName("Traced")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeNumbersHandler := connect.NewUnaryHandler(
+		NodeNumbersProcedure,
+		svc.Numbers,
+		connect.WithSchema(nodeMethods.ByName("Numbers")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/waystamp.v1.Node/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeJoinProcedure:
@@ -784,6 +808,8 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeRefusedHandler.ServeHTTP(w, r)
 		case NodeTracedProcedure:
 			nodeTracedHandler.ServeHTTP(w, r)
+		case NodeNumbersProcedure:
+			nodeNumbersHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -815,4 +841,8 @@ func (UnimplementedNodeHandler) Refused(context.Context, *connect.Request[waysta
 
 func (UnimplementedNodeHandler) Traced(context.Context, *connect.Request[waystampv1.TracedRequest]) (*connect.Response[waystampv1.TracedResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Node.Traced is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Numbers(context.Context, *connect.Request[waystampv1.NumbersRequest]) (*connect.Response[waystampv1.NumbersResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Node.Numbers is not implemented"))
 }
