@@ -60,7 +60,8 @@ func MPLS(ctx context.Context, c Config) (_ Result, err error) {
 	r := c.begin("mpls",
 		fmt.Sprintf("One node under load on CPU %d, as in `hop`: generator, node and sink joined by veth pairs, ours on XDP with an XDP sink, on TC with a TC sink and GRO on at the node. The inner packet has %d bytes and the list %d segments where the name says nothing else; frames over labels are shorter, as labels are. Each is held against SRv6 at the same place, with the same scheme.", c.cpu(), mplsInner, hopSegments),
 		fmt.Sprintf("What a headend puts before a packet has to fit into the room of its buffer: %d segments of labels fit on veth, of SRv6 they do not and go by TC. Headends over labels have the interfaces that cut super-packets; frames do not pass them.", model.SegmentsMax),
-		"labels, drop, delay: the network of `proxy`, with a function behind interfaces that is recognised by content, and every packet there a frame; plain: routing through the function without labels. The number is how many visits the stack has labels for, function and egress among them: of 2 it has 6 labels, of 10 it has 22. Visits behind the function are stamps at r3, so that a longer stack is more work there, too. strip, return: what the kernel counts for the programs at r2, its clock included.",
+		"labels, drop, delay: the network of `proxy`, with a function behind interfaces, and every packet there a frame; plain: routing through the function without labels. content, metadata: how packets of the function are recognised. The number is how many visits the stack has labels for, function and egress among them: of 2 it has 6 labels, of 10 it has 22. Visits behind the function are stamps at r3, so that a longer stack is more work there, too. strip, return: what the kernel counts for the programs at r2, its clock included.",
+		"Hosts send super-packets, which headends cut before they push labels; with plain they are cut on the way into the function. frames: hosts send frames, and each goes through headend, function and egress by itself, recognised by content; plain-frames: the same frames without labels. frames is held against plain-frames, so that a ratio is to no labels.",
 		"tcp: the network and load of `paper`, keyed proofs on TC, with the MSS that each header leaves of 1500 bytes. With offloads on, a super-packet stays whole over SRv6, and is cut before it gets labels.",
 	)
 	c.note = r.note
@@ -148,12 +149,26 @@ func labelledProxies(quick bool) []proxySection {
 		}
 		return c
 	}
-	stacks := []proxyCase{over(0, "plain", proxyCase{})}
 	programs := proxySection{"mpls", "programs", nil}
-	for _, n := range visits {
-		stacks = append(stacks, over(n, "content", proxyCase{}))
+	plain, single := over(0, "plain", proxyCase{}), over(0, "plain-frames", proxyCase{frames: true})
+	stacks, frames := []proxyCase{plain}, []proxyCase{single}
+	for _, c := range []struct {
+		kind     string
+		metadata bool
+	}{{"content", false}, {"metadata", true}} {
+		for _, n := range visits {
+			s := over(n, c.kind, proxyCase{metadata: c.metadata})
+			if n == visits[0] {
+				s.baselines = []string{plain.name}
+			}
+			stacks = append(stacks, s)
+		}
 	}
-	stacks[1].baselines = []string{"labels-0/plain"}
+	for _, n := range visits {
+		s := over(n, "frames", proxyCase{frames: true})
+		s.baselines = []string{single.name}
+		frames = append(frames, s)
+	}
 	for _, p := range []struct{ name, program string }{{"strip", "ws_core_tc"}, {"return", "ws_function_tc"}} {
 		for _, n := range visits {
 			programs.cases = append(programs.cases, over(n, p.name, proxyCase{flood: flood{floodPackets, p.program}}))
@@ -174,6 +189,6 @@ func labelledProxies(quick bool) []proxySection {
 		delays[i].cut, delays[i].function = true, functionDelays
 	}
 	return []proxySection{
-		{"mpls", "TCP by labels", stacks}, programs, {"mpls", "1 % dropped", drops}, {"mpls", "5 ms in the function", delays},
+		{"mpls", "TCP by labels", stacks}, {"mpls", "frames by labels", frames}, programs, {"mpls", "1 % dropped", drops}, {"mpls", "5 ms in the function", delays},
 	}
 }

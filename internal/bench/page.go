@@ -160,6 +160,8 @@ func goals() []goal {
 		{"verify keyed over labels on TC: × SRv6", "mpls/verify-keyed-tc/labels", 0.75, byRatio, false, whyTags},
 		{"TCP over labels, offloads off: × SRv6", "mpls/tcp/offload-off/labels", 1, byRatio, false, whyTags},
 		{"TCP through a function, labels for 10 visits: × the rate with 2", "mpls/labels-10/content", 0.98, byRatio, false, whyList},
+		{"the same, recognised by metadata", "mpls/labels-10/metadata", 0.98, byRatio, false, whyList},
+		{"the same, hosts send frames", "mpls/labels-10/frames", 0.98, byTime("mpls/labels-2/frames"), false, whyList},
 		{"labels taken off for a function, 10 visits: × the time with 2", "mpls/labels-10/strip", 1.03, byTime("mpls/labels-2/strip"), true, ""},
 		{"labels given back behind it, 10 visits: × the time with 2", "mpls/labels-10/return", 1.03, byTime("mpls/labels-2/return"), true, ""},
 		{"packets of a function that find their labels, 1 % dropped: part", "mpls/drop/content", 1, found, false, ""},

@@ -76,6 +76,7 @@ type proxyCase struct {
 	function  proxyFunction
 	metadata  bool // ours: recognise metadata, else content
 	cut       bool // frames go to the function, else super-packets
+	frames    bool // hosts send frames, else super-packets
 	cache     int  // ours; 0: proxyCache
 	chains    int  // 0: one
 	segments  int  // ours; 0: two
@@ -136,7 +137,7 @@ func (c proxyCase) domain() (model.Domain, model.Lab) {
 	if c.cache > 0 {
 		p.Cache = c.cache
 	}
-	if c.cut {
+	if c.cut && !c.metadata { // an index stays with whole packets; over labels they are frames
 		p.Segments = model.SegmentsCut
 	}
 	if c.metadata {
@@ -231,7 +232,8 @@ func (t *proxyTrack) offloads() error {
 				if l.Kind != "veth" || strings.HasPrefix(l.Name, "ws") {
 					continue
 				}
-				whole := !(t.cut && m.Name == "r2" && (l.Name == proxyTo || l.Name == proxyFrom))
+				whole := !(t.cut && m.Name == "r2" && (l.Name == proxyTo || l.Name == proxyFrom)) &&
+					!(t.frames && slices.ContainsFunc(proxyHosts, func(h [2]string) bool { return m.Name == h[0] || m.Name == h[1] }))
 				err := errors.Join(
 					n.SetOffload(l.Name, host.TSO, whole), n.SetOffload(l.Name, host.GSO, whole),
 					// What is cut for the function stays cut.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,9 +30,12 @@ func must(t *testing.T, err error) {
 
 func TestProxyCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
 	for _, quick := range []bool{false, true} {
-		for _, s := range proxySections(quick) {
+		for _, s := range slices.Concat(proxySections(quick), labelledProxies(quick)) {
 			names := map[string]bool{}
 			for _, c := range s.cases {
+				if names[c.name] {
+					t.Errorf("%s is there twice", c.name)
+				}
 				names[c.name] = true
 			}
 			for _, c := range s.cases {

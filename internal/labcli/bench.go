@@ -58,7 +58,7 @@ func benchParts() []benchPart {
 			bench.ZeroTrust, 7, 3, 2 * time.Second, time.Second,
 		}, {
 			"mpls", "Labels beside SRv6, and TCP through a function by the number of labels",
-			"Sends packets through one node as fast as a CPU goes, with a stack of labels and with an SRv6\nheader around the same packet: End, headend and verdict, on XDP and on TC. Then repeats the\nexperiments of the paper on the caching SFC proxy over labels: TCP through a function by the\nnumber of labels, with packets dropped and delayed, and caches of different sizes. Needs\niperf3 and nft.",
+			"Sends packets through one node as fast as a CPU goes, with a stack of labels and with an SRv6\nheader around the same packet: End, headend and verdict, on XDP and on TC. Then repeats the\nexperiments of the paper on the caching SFC proxy over labels: TCP through a function by the\nnumber of labels, recognised by content and by metadata, with packets dropped and delayed, and\ncaches of different sizes. Needs iperf3 and nft.",
 			bench.MPLS, 9, 6, 150 * time.Millisecond, 100 * time.Millisecond,
 		}, {
 			"scale", "Cost over chains and segments",

@@ -4,6 +4,14 @@ node=$(hostname)
 # Before there is a network, so that no agent is ready.
 forwarding=$(sysctl -n net.ipv6.conf.all.forwarding)
 ip link set dev lo up
+# udev may not have come to the device yet.
+modprobe virtio_net
+for _ in $(seq 300); do
+	core=$(ip -o link | sed -n 's/^[0-9]*: \([^:@]*\).*52:54:00:07:07:0.*/\1/p')
+	[ -z "$core" ] || break
+	sleep 1
+done
+udevadm settle # which renames it
 core=$(ip -o link | sed -n 's/^[0-9]*: \([^:@]*\).*52:54:00:07:07:0.*/\1/p')
 address() { ip address add "$2" dev "$1" nodad; }
 hosts() { # NAMESPACE DEVICE: a host behind this node

@@ -6,7 +6,7 @@
 // run is a failure. make test-kernels calls it.
 // In the machine it is the first process.
 //
-//	kernels [-gate] [-arch arm64] [-only 6.1,6.12] [-step NAME] [-run PATTERN] [-deb FILE] [-page FILE]
+//	kernels [-gate] [-arch arm64] [-only 6.1,6.12] [-step NAME,...] [-run PATTERN] [-deb FILE] [-page FILE]
 //	kernels -shell -only 6.12
 //
 // With -page it writes what each step came to into a table, beside what it has of other kernels and steps. With -shell
@@ -63,7 +63,7 @@ func main() {
 	flag.BoolVar(&o.update, "update", false, "write what the verifier says to the file of -verifier, instead of comparing")
 	flag.StringVar(&o.arch, "arch", runtime.GOARCH, "`architecture` of the kernels, as Debian calls it: "+strings.Join(slices.Sorted(maps.Keys(machines)), ", ")+"; one that is not this machine's with -gate alone")
 	flag.StringVar(&o.only, "only", "", "`series` of kernels, such as 6.1,newest (default "+strings.Join(series, ",")+"), with a flavour, such as 6.1-cloud or 6.12-16k")
-	flag.StringVar(&o.step, "step", "", "run only the `step` of this name")
+	flag.StringVar(&o.step, "step", "", "run only these `steps`, such as xdp,own")
 	flag.StringVar(&o.run, "run", "", "of each step only the tests that match this `pattern`")
 	flag.StringVar(&o.deb, "deb", "", "a kernel `package` to use for the one series of -only")
 	flag.StringVar(&o.skips, "skips", "test/kernels/skips.golden", "`file` that lists what a kernel cannot, with reasons")
@@ -127,9 +127,9 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	steps := slices.DeleteFunc(slices.Clone(all), func(s step) bool { return o.step == "" && s.asked || o.step != "" && s.name != o.step })
-	if len(steps) == 0 {
-		return fmt.Errorf("there is no step %q; expect one of %s", o.step, stepNames(all))
+	steps, err := chosen(all, o.step)
+	if err != nil {
+		return err
 	}
 	built, err := buildTests(ctx, work, o.arch, steps)
 	if err != nil {
@@ -169,7 +169,7 @@ func buildTests(ctx context.Context, work, arch string, steps []step) (map[strin
 		build(guestLab, "build", "./cmd/waystamp-lab"),
 	}
 	for _, s := range steps {
-		if s.pkg != "" {
+		if s.pkg != "" && built[s.binary()] == "" {
 			errs = append(errs, build(s.binary(), "test", "-c", "-tags=stock", "./"+s.pkg))
 		}
 	}

@@ -112,7 +112,7 @@ func (r *report) where(line string) {
 		r.before = r.tally
 		r.said.Reset()
 		for _, s := range r.skips {
-			if r.at >= 0 && s.kernel == r.kernel && s.pkg == r.steps[r.at].pkg {
+			if r.at >= 0 && s.kernel == r.kernel && s.pkg == r.steps[r.at].pkg && r.steps[r.at].has(s.test) {
 				r.skipped++
 				r.line("skip", fmt.Sprintf("%s %s: %s", s.pkg, s.test, s.reason))
 			}
@@ -136,6 +136,9 @@ func (r *report) end(rest string) {
 	switch {
 	case s.pkg == "" && code == 0:
 		r.passed++
+		if s.shows {
+			what += "; it said:\n" + r.said.String()
+		}
 		r.line("pass", what)
 	case s.pkg == "" || code != 0 && r.failed == r.before.failed:
 		r.failed++

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -64,5 +65,38 @@ func TestEachStepThatIsKilledCounts(t *testing.T) {
 	}
 	if r.finish() || r.failed != 2 || !strings.Contains(w.String(), "panic: killed") {
 		t.Errorf("%d have failed, want 2:\n%s", r.failed, w.String())
+	}
+}
+
+// A step whose figures somebody reads is shown when it has passed, and no other.
+func TestOutputOfAStepIsShownWhereItIsAskedFor(t *testing.T) {
+	var w strings.Builder
+	r := newReport(&w, "6.1", []step{{name: "a"}, {name: "b", shows: true}}, nil, false)
+	if err := r.read(strings.NewReader(strings.ReplaceAll("@step a\nnobody asks\n@end 0 1\n@step b\n0.98 x\n@end 0 2\n", "@", mark))); err != nil {
+		t.Fatal(err)
+	}
+	if out := w.String(); !r.finish() || !strings.Contains(out, "0.98 x") || strings.Contains(out, "nobody asks") {
+		t.Errorf("the report is\n%s", out)
+	}
+}
+
+// What a kernel cannot is said of the step that has the test, and of no other of the same package.
+func TestSkipIsOfTheStepThatHasTheTest(t *testing.T) {
+	l, err := parseSkips("skips", "6.1 internal/a TestX/v4 wants Linux 6.6\n6.1 internal/a TestY wants Linux 6.7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w strings.Builder
+	r := newReport(&w, "6.1", []step{{name: "a", pkg: "internal/a", run: []string{"TestX$"}}, {name: "b", pkg: "internal/a", run: []string{"TestY"}}, {name: "c", pkg: "internal/a", run: []string{"TestYY", "TestX2$"}}}, l, false)
+	said := "@step a\n--- PASS: TestX (0.10s)\n@end 0 1\n@step b\n--- PASS: TestY2 (0.10s)\n@end 0 2\n@step c\n--- PASS: TestX2 (0.10s)\n@end 0 3\n"
+	if err := r.read(strings.NewReader(strings.ReplaceAll(said, "@", mark))); err != nil {
+		t.Fatal(err)
+	}
+	var skipped []int
+	for _, s := range r.came {
+		skipped = append(skipped, s.skipped)
+	}
+	if !r.finish() || !slices.Equal(skipped, []int{1, 1, 0}) {
+		t.Errorf("the steps have skipped %v, want 1, 1 and 0:\n%s", skipped, w.String())
 	}
 }

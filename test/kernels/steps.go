@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"path"
 	"regexp"
 	"slices"
@@ -22,12 +23,23 @@ type step struct {
 	args []string // of the command
 	run  []string // the tests of pkg, as they begin; nil: all
 	skip []string // of these, what another step or kernel has
-	// asked: it runs only where -step names it, since it has not been seen to pass on all kernels.
+	// asked: it runs only where -step names it.
 	asked bool
+	// shows: its output is printed when it has passed, too.
+	shows bool
 	more  []string // programs of this machine that it calls besides
 }
 
 func (s step) binary() string { return "/tests/" + strings.ReplaceAll(s.pkg, "/", "-") + ".test" }
+
+// has: the test, or the one that it is a part of, is among those that the step runs.
+func (s step) has(test string) bool {
+	name, _, _ := strings.Cut(test, "/")
+	return s.run == nil || slices.ContainsFunc(s.run, func(begins string) bool {
+		whole, exact := strings.CutSuffix(begins, "$")
+		return name == whole || !exact && strings.HasPrefix(name, begins)
+	})
+}
 
 // allSteps is what each kernel must do. Without KVM all takes some ten times as
 // long: of the data path's tests those are here that load and attach the programs and
@@ -58,7 +70,7 @@ func allSteps() []step {
 		}, more: frr},
 		{name: "xdp", pkg: "test/e2e", asked: true, run: []string{"TestXDP"}},
 		{name: "xdp-programs", pkg: "internal/dataplane", asked: true, run: []string{"TestXDP", "TestFunctionBehindDevicesWithXDPIsPassedByXDP$"}},
-		{name: "own", pkg: "test/e2e", asked: true, run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$"}},
+		{name: "own", pkg: "test/e2e", asked: true, run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$"}, more: []string{"setpriv"}},
 		{name: "functions", pkg: "test/e2e", asked: true, run: []string{"TestTheExampleOfFunctionsRuns$", "TestWhatNetfilterDoesToAPacketAndItsProof$"}},
 	}
 }
@@ -71,6 +83,20 @@ func gateSteps() []step {
 	}, skip: []string{
 		"TestProgramsDoWithScapysPacketsWhatTheyMust/as_on_Linux_6.1", // there it is
 	}}}
+}
+
+// chosen are the steps of these names, with commas between; "": all that need not be asked for.
+func chosen(all []step, names string) (steps []step, err error) {
+	if names == "" {
+		return slices.DeleteFunc(slices.Clone(all), func(s step) bool { return s.asked }), nil
+	}
+	list := strings.Split(names, ",")
+	for _, name := range list {
+		if !slices.ContainsFunc(all, func(s step) bool { return s.name == name }) {
+			return nil, fmt.Errorf("there is no step %q; expect one of %s", name, stepNames(all))
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(s step) bool { return !slices.Contains(list, s.name) }), nil
 }
 
 func stepNames(steps []step) string {
