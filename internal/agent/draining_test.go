@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/event"
 )
@@ -33,6 +34,16 @@ func TestNumbersOfDrainingEpochsAreToldWhileTheyAreWanted(t *testing.T) {
 		mu.Unlock()
 		changed <- struct{}{}
 	}
+	next := func() []event.Given {
+		t.Helper()
+		select {
+		case got := <-told:
+			return got
+		case <-time.After(patience):
+			t.Fatal("nothing is told")
+			return nil
+		}
+	}
 	n.set(func() { n.given = 5 })
 	n.write(n.encode(r1(t, nil)))
 	n.start()
@@ -40,7 +51,8 @@ func TestNumbersOfDrainingEpochsAreToldWhileTheyAreWanted(t *testing.T) {
 	want(e)
 	for _, number := range []uint64{5, 6} {
 		n.set(func() { n.given = number })
-		for got := range told { // the one before may have been read yet
+		for { // the one before may have been read yet
+			got := next()
 			if len(got) != 1 || got[0].Epoch != e {
 				t.Fatalf("told %v, want what is known of %v", got, e)
 			}
@@ -54,9 +66,6 @@ func TestNumbersOfDrainingEpochsAreToldWhileTheyAreWanted(t *testing.T) {
 	other := event.Epoch{Path: 8}
 	n.set(func() { n.undrained = nil })
 	want(other)
-	for got := range told {
-		if got[0].Epoch == other {
-			break
-		}
+	for next()[0].Epoch != other { // what was told before
 	}
 }

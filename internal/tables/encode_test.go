@@ -3,6 +3,7 @@ package tables_test
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -98,5 +99,15 @@ func TestVerifierHoldsTheListAsOnTheWire(t *testing.T) {
 	}
 	if v.List[0] != xtest.OwnSID(9).As16() || v.List[2] != xtest.OtherSID(1).As16() || v.List[3] != [16]byte{} {
 		t.Errorf("list %x; want the last segment first", v.List)
+	}
+}
+
+// The key of a connection says its ends again, IPv4 as such.
+func TestConnectionsAreReadFromTheirKeys(t *testing.T) {
+	for _, c := range [][2]string{{"[fc00:7::2]:40000", "[fc00:8::2]:80"}, {"192.0.2.2:1", "198.51.100.2:65535"}} {
+		client, server := netip.MustParseAddrPort(c[0]), netip.MustParseAddrPort(c[1])
+		if gotClient, gotServer := tables.ConnEnds(tables.ConnKey(7, client, server)); gotClient != client || gotServer != server {
+			t.Errorf("%s to %s are read as %s to %s", client, server, gotClient, gotServer)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/lab"
 )
@@ -314,13 +317,26 @@ func TestALabWithAControllerByCommands(t *testing.T) {
 	}
 }
 
-// The kernel dumps no memory of a controller, and shows it to no other process of its user: what it has in /proc is root's.
+// The kernel dumps no memory of a controller, and shows it to no other process of its user: what it has in /proc is root's. Its key is a file as systemd makes
+// a credential for a unit with User=: root's, and its user reads it by an access control list.
 func TestAControllersMemoryIsNotDumped(t *testing.T) {
 	t.Parallel()
 	const nobody = 65534
 	dir := newDir(t)
 	must(t, os.Chown(dir, nobody, nobody))
-	p := prepared(soon(t), t, []string{"controller", "--data", filepath.Join(dir, "data"), "--listen", "unix:" + filepath.Join(dir, "operators")})
+	key := filepath.Join(dir, "seal.key")
+	must(t, os.WriteFile(key, []byte(strings.Repeat("5e", 32)), 0o400))
+	list := binary.LittleEndian.AppendUint32(nil, 2) // POSIX_ACL_XATTR_VERSION
+	for _, e := range []struct {
+		tag, permissions uint16
+		id               uint32
+	}{{0x01, 4, ^uint32(0)}, {0x02, 4, nobody}, {0x04, 0, ^uint32(0)}, {0x10, 4, ^uint32(0)}, {0x20, 0, ^uint32(0)}} {
+		list = binary.LittleEndian.AppendUint16(list, e.tag)
+		list = binary.LittleEndian.AppendUint16(list, e.permissions)
+		list = binary.LittleEndian.AppendUint32(list, e.id)
+	}
+	must(t, unix.Setxattr(key, "system.posix_acl_access", list, 0))
+	p := prepared(soon(t), t, []string{"controller", "--data", filepath.Join(dir, "data"), "--seal-key", key, "--listen", "unix:" + filepath.Join(dir, "operators")})
 	p.cmd.Dir = "/"
 	p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
 	must(t, p.cmd.Start())
