@@ -240,12 +240,18 @@ func (nulls) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 // curl asks for paths from h1, on one connection if it can, and prints the answer's end, status, and how many connections it made.
 func (s *shop) curl(cert, version string, paths ...string) string {
 	s.t.Helper()
+	return s.curlFor("40", cert, version, paths...)
+}
+
+// curlFor gives up after some seconds.
+func (s *shop) curlFor(seconds, cert, version string, paths ...string) string {
+	s.t.Helper()
 	var args []string
 	for i, p := range paths {
 		if i > 0 {
 			args = append(args, "--next")
 		}
-		args = append(args, "-sS", "-m", "40", "--noproxy", "*", "--cacert", filepath.Join(s.folder, "web.pem"), "--http"+version,
+		args = append(args, "-sS", "-m", seconds, "--noproxy", "*", "--cacert", filepath.Join(s.folder, "web.pem"), "--http"+version,
 			"--resolve", s.resolve(), "-w", "|%{size_download} %{http_code} %{num_connects}\n")
 		if p == "/files/large" {
 			args = append(args, "-o", "/dev/null")
