@@ -398,6 +398,7 @@ func TestANodesKeySignsTheAuditLog(t *testing.T) {
 		t.Errorf("of two agents: %d lines, %+v, %v; want all signed by r1", v.Lines, v.Signed, err)
 	}
 	must(t, s.StartAgent(soon(t), "r1"))
+	s.mayRefuse("r1", "stream-down") // what was under way to gateways that have ended
 }
 
 // Past the gateway nothing reaches the service, and nothing that was not let open leaves the worker's place.

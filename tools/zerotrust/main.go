@@ -30,7 +30,7 @@ import (
 func main() {
 	o := options{}
 	flag.StringVar(&o.page, "page", "docs/reference/zero-trust.md", "`file` with the rows, and for the results")
-	flag.StringVar(&o.row, "row", "", "`text` in the names of the rows to run; all without it")
+	flag.StringVar(&o.row, "row", "", "`name` of the row to run, or text in the names of several; all without it")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -49,13 +49,9 @@ func (o options) run(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	rows := rowsOf(string(text))
-	var chosen []row
+	chosen := choose(rows, o.row)
 	wanted := map[string]bool{}
-	for _, r := range rows {
-		if len(r.tests) == 0 || !strings.Contains(strings.ToLower(r.name), strings.ToLower(o.row)) {
-			continue
-		}
-		chosen = append(chosen, r)
+	for _, r := range chosen {
 		for _, t := range r.tests {
 			wanted[t] = true
 		}
@@ -106,6 +102,20 @@ type row struct {
 	name  string
 	there string // yes, in part or no
 	tests []string
+}
+
+// choose finds the rows that name tests and have a text in their names, or the one whose name it is.
+func choose(rows []row, text string) (out []row) {
+	for _, r := range rows {
+		switch {
+		case len(r.tests) == 0:
+		case strings.EqualFold(r.name, text):
+			return []row{r}
+		case strings.Contains(strings.ToLower(r.name), strings.ToLower(text)):
+			out = append(out, r)
+		}
+	}
+	return out
 }
 
 var (

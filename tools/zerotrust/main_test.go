@@ -20,6 +20,15 @@ func TestEachRowHasItsOutcome(t *testing.T) {
 	if !reflect.DeepEqual(rows, want) {
 		t.Fatalf("the rows are %+v; want %+v", rows, want)
 	}
+	for text, want := range map[string]int{"": 2, "row": 1, "SECOND": 1, "third": 0, "s": 2, "none": 0} {
+		if got := choose(rows, text); len(got) != want {
+			t.Errorf("%q chooses %d rows; want %d", text, len(got), want)
+		}
+	}
+	longer := append(rows, row{name: "Second of all", tests: []string{"TestA"}})
+	if got := choose(longer, "second"); len(got) != 1 || got[0].name != "Second" {
+		t.Errorf("the name of a row chooses %+v; want that row alone", got)
+	}
 	for want, results := range map[string]map[string]string{
 		"passed":                              {"TestA": "pass", "TestB": "pass"},
 		"`TestB` failed":                      {"TestA": "pass", "TestB": "fail"},
