@@ -580,6 +580,52 @@ func TestAFunctionThatKnowsNothingOfSealsReadsIPv4(t *testing.T) {
 	}
 }
 
+// The same by rules of netfilter: the agent's routes in the function's namespace are those of IPv4, too.
+func TestRulesOfNetfilterReadPayloadOfIPv4(t *testing.T) {
+	t.Parallel()
+	const address = "198.51.100.2:443"
+	lines := strings.Split(sealedDomainAt(t, address), "\n")
+	i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "  - {name: dpi, ") })
+	if i < 0 {
+		t.Fatal("the domain has no function dpi")
+	}
+	lines[i] = `  - name: dpi
+    node: r3
+    kind: netfilter
+    intrusive: true
+    rules: |
+      chain forward {
+        type filter hook forward priority filter; policy accept;
+        meta nfproto ipv4 tcp dport 80 @ih,88,72 0x7365616c2d6576696c reject with tcp reset
+      }`
+	text := strings.Join(lines, "\n")
+	for host, prefix := range map[string]string{"h1": "192.0.2.0/24", "h2": "198.51.100.0/24"} {
+		line := regexp.MustCompile(`(\{name: ` + host + `,[^}]*)\}`)
+		if !line.MatchString(text) {
+			t.Fatalf("the lab has no host %s", host)
+		}
+		text = line.ReplaceAllString(text, "${1}, prefix4: "+prefix+"}")
+	}
+	s := newShopOf(t, text, address)
+	if got, want := s.post("alice.pem", "1.1", "/files/form", sealMarker), "hello|200\n"; got != want {
+		t.Errorf("curl prints %q for what it posts; want %q", got, want)
+	}
+	if got, want := s.curl("alice.pem", "2", "/files/large"), "|20000000 200 1\n"; got != want {
+		t.Errorf("curl prints %q for 20 MB; want %q", got, want)
+	}
+	s.mu.Lock()
+	before := len(s.seen)
+	s.mu.Unlock()
+	if got := s.curl("alice.pem", "1.1", "/files/seal-evil"); !strings.Contains(got, " 502 ") {
+		t.Errorf("curl prints %q for what the rules reject; want 502", got)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := len(s.seen); now != before {
+		t.Errorf("the origin has got %d requests that the rules reject", now-before)
+	}
+}
+
 // A chain gets fresh secrets and keys of its ends by steps, while clients ask by new connections and one large
 // answer is on its way: each gets all of it.
 func TestKeysOfEndsChangeUnderLoad(t *testing.T) {
