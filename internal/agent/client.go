@@ -85,6 +85,16 @@ func (c *Client) Sessions(ctx context.Context) (v api.Sessions, err error) {
 	return v, c.getJSON(ctx, api.PathSessions, &v, &v.Version)
 }
 
+// Session returns a session of the node's gateway with its requests. It may have ended.
+func (c *Client) Session(ctx context.Context, id uint64) (v api.SessionDetail, err error) {
+	return v, c.getJSON(ctx, fmt.Sprintf("%s/%d", api.PathSessions, id), &v, &v.Version)
+}
+
+// Readers returns the ends on the node that hold payload of sealed chains in clear.
+func (c *Client) Readers(ctx context.Context) (v api.HeldReaders, err error) {
+	return v, c.getJSON(ctx, api.PathReaders, &v, &v.Version)
+}
+
 // Revoked returns the identities that were revoked at the node's gateway.
 func (c *Client) Revoked(ctx context.Context) (v api.Revoked, err error) {
 	return v, c.getJSON(ctx, api.PathRevoked, &v, &v.Version)

@@ -110,6 +110,9 @@ type filterSite struct {
 // siteOf is where an instance's function runs its rules.
 func siteOf(instance string, p plan.Proxy) filterSite {
 	s := filterSite{Function: p.Function, To: p.To, From: p.From}
+	if p.Stream != nil {
+		s.To, s.From = p.Stream.Attached.To, p.Stream.Attached.From
+	}
 	switch p.Netfilter.Namespace {
 	case model.NamespaceNode:
 	case model.NamespaceOwn:
@@ -159,6 +162,7 @@ func (a *agent) ensureFilters(n plan.Node) filters {
 			continue
 		}
 		ns := siteOf(a.cfg.Instance, p).namespace()
+		ns.Plain = p.Stream != nil
 		ns.Addresses, ns.Bypass = p.Netfilter.Addresses, p.Netfilter.Bypass
 		if ns.Name != "" || ns.Bypass {
 			state, err := a.filter.Ensure(ctx, ns)

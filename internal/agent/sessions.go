@@ -28,6 +28,16 @@ func (a *agent) serveGateway(mux *http.ServeMux) {
 	mux.HandleFunc("GET "+api.PathServices, func(w http.ResponseWriter, _ *http.Request) { answer(w)(a.servicesOf()) })
 	mux.HandleFunc("GET "+api.PathSessions, func(w http.ResponseWriter, _ *http.Request) { answer(w)(a.sessionsOf()) })
 	mux.HandleFunc("GET "+api.PathRevoked, func(w http.ResponseWriter, _ *http.Request) { answer(w)(a.revokedOf()) })
+	mux.HandleFunc("GET "+api.PathReaders, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, a.readersOf()) })
+	// As the audit log, it says what clients have asked for.
+	mux.HandleFunc("GET "+api.PathSessions+"/{id}", owner("describe sessions", func(w http.ResponseWriter, r *http.Request) {
+		id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
+		if err != nil {
+			http.Error(w, fmt.Sprintf("%q is not the number of a session", r.PathValue("id")), http.StatusBadRequest)
+			return
+		}
+		answer(w)(a.sessionOf(r.Context(), id))
+	}))
 	mux.HandleFunc("DELETE "+api.PathSessions+"/{id}", changes(func(w http.ResponseWriter, r *http.Request) {
 		id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
 		if err != nil {
@@ -88,10 +98,14 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 
 // changes lets root and the agent's own user alone: the socket's group may read.
 func changes(f http.HandlerFunc) http.HandlerFunc {
+	return owner("end sessions and revoke identities", f)
+}
+
+func owner(what string, f http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		who, _ := r.Context().Value(peerKey{}).(*unix.Ucred)
 		if who == nil || who.Uid != 0 && int(who.Uid) != os.Geteuid() {
-			http.Error(w, "only root and the user of the agent end sessions and revoke identities", http.StatusForbidden)
+			http.Error(w, "only root and the user of the agent "+what, http.StatusForbidden)
 			return
 		}
 		f(w, r)

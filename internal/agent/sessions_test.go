@@ -76,6 +76,105 @@ func gatewayStage(t *testing.T) (*stage, *fakeGateway) {
 	return s, g
 }
 
+// A session is told with its requests, from the audit log, and by which chain each went.
+func TestTheSocketDescribesASession(t *testing.T) {
+	s, g := gatewayStage(t)
+	log := filepath.Join(t.TempDir(), "audit.log")
+	s.a.cfg.GatewayAudit = log
+	if _, err := s.client.Session(t.Context(), 4); err == nil || !strings.Contains(err.Error(), "open the audit log") {
+		t.Errorf("without a log: %v", err)
+	}
+	a, err := gateway.OpenAudit(log, time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := g.sessions[0].Client.String()
+	for _, r := range []gateway.Record{
+		{Event: gateway.EventOpened, Session: 4, Service: "shop", Host: "shop.example.org", Client: at, Identity: bob, Serial: "3e9"},
+		{Event: gateway.EventDecided, Session: 4, Request: 1, Method: "GET", Host: "shop.example.org", Path: "/status", Rule: 3, Chain: "light"},
+		{Event: gateway.EventEnded, Session: 4, Request: 1, Chain: "light", Status: 200, Bytes: 5},
+		{Event: gateway.EventDecided, Session: 4, Request: 2, Method: "GET", Path: "/\x1b[2J", Rule: 1, Chain: "scan"},
+		{Event: gateway.EventRefused, Session: 4, Path: "/secret", Reason: gateway.RuleNone, Text: "no rule"},
+		{Event: gateway.EventDecided, Session: 4, Request: 3, Rule: 9, Chain: "gone"},
+		{Event: gateway.EventOpened, Session: 9, Service: "shop", Identity: bob},
+		{Event: gateway.EventClosed, Session: 9, Reason: gateway.Idle},
+		{Event: gateway.EventOpened, Session: 7, Service: "shop", Identity: "of a process before"},
+	} {
+		if err := a.Write(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	v, err := s.client.Session(t.Context(), 4)
+	if err != nil || !v.Open || v.Closed != nil || v.Identity != bob || v.Service != "shop" || v.Serial != "3e9" || len(v.Requests) != 4 {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	if r := v.Requests[0]; r.Number != 1 || r.Chain != "light" || r.Rule != 3 || r.Status != 200 || r.Bytes != 5 || r.Ended == nil {
+		t.Errorf("the first request is %+v", r)
+	}
+	if r := v.Requests[1]; strings.Contains(r.Path, "\x1b") || r.Ended != nil {
+		t.Errorf("the second request is %+v; want it without what terminals do, and without an end", r)
+	}
+	if r := v.Requests[2]; r.Number != 0 || r.Reason != "rule-none" || r.Text != "no rule" {
+		t.Errorf("what was refused is %+v", r)
+	}
+	var chains []string
+	for _, c := range v.Chains {
+		chains = append(chains, c.Chain)
+	}
+	if !slices.Equal(chains, []string{"light", "scan", "gone"}) || v.Chains[0].Path == "" || v.Chains[0].Sealed == "" || len(v.Chains[0].Epochs) == 0 || v.Chains[2].Path != "" {
+		t.Errorf("its chains are %+v", v.Chains)
+	}
+	if v, err := s.client.Session(t.Context(), 9); err != nil || v.Open || v.Closed == nil || v.Reason != "idle" {
+		t.Errorf("a session that has ended: %+v, %v", v, err)
+	}
+	if v, err := s.client.Session(t.Context(), 7); err != nil || v.Open || v.Closed != nil {
+		t.Errorf("a session of a process before, whose number an open one has: %+v, %v", v, err)
+	}
+	if _, err := s.client.Session(t.Context(), 8); err == nil || !strings.Contains(err.Error(), "has no session 8") {
+		t.Errorf("a session that is not there: %v", err)
+	}
+	g.fails = errors.New("it is gone")
+	if _, err := s.client.Session(t.Context(), 4); err == nil || !strings.Contains(err.Error(), "it is gone") {
+		t.Errorf("a process that does not answer: %v", err)
+	}
+	s.a.inForce.Store(nil)
+	if _, err := s.client.Session(t.Context(), 4); err == nil || !strings.Contains(err.Error(), "has no gateway") {
+		t.Errorf("without a gateway: %v", err)
+	}
+}
+
+// Who reads what is what the node holds keys for, and an end without a process says why.
+func TestTheSocketTellsWhoReads(t *testing.T) {
+	s, _ := gatewayStage(t)
+	s.a.streams.by[model.GatewayName] = &streamFunction{err: errors.New("no certificate")}
+	v, err := s.client.Readers(t.Context())
+	if err != nil || len(v.Readers) == 0 {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	for _, r := range v.Readers {
+		if r.Function != model.GatewayName || r.From != "clients" || r.To == "" || r.Process != 0 || r.Error != "no certificate" || (r.Identity == "") != (len(r.Epochs) == 0) {
+			t.Errorf("the gateway on chain %s is %+v", r.Chain, r)
+		}
+	}
+	_, n := sealedNodes(t)
+	s.a.inForce.Store(&n)
+	if v, err = s.client.Readers(t.Context()); err != nil || !slices.ContainsFunc(v.Readers, func(r api.HeldReader) bool { return r.Chain == "deep" && r.Function == "dpi" }) {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	for _, r := range v.Readers {
+		if r.Identity != model.SealName("r3", r.Function) || r.From != model.SealName("r1", model.GatewayName) || r.To != "the server shop.internal" || len(r.Epochs) != 1 || r.Error != "its process is not started yet" {
+			t.Errorf("the function is %+v", r)
+		}
+	}
+	s.a.inForce.Store(nil)
+	if v, err = s.client.Readers(t.Context()); err != nil || len(v.Readers) != 0 {
+		t.Errorf("without a plan: %+v, %v", v, err)
+	}
+}
+
 func TestTheSocketTellsOfServicesAndSessions(t *testing.T) {
 	s, g := gatewayStage(t)
 	v, err := s.client.Services(t.Context())

@@ -27,6 +27,7 @@ const (
 	PathServices    = "/v1/services"
 	PathSessions    = "/v1/sessions"
 	PathRevoked     = "/v1/revoked"
+	PathReaders     = "/v1/readers"
 )
 
 // Status is the state of an agent.

@@ -32,6 +32,8 @@ var outputs = []struct {
 	{"GET " + PathServices, Services{}}, // "get services" and so on are the same
 	{"GET " + PathSessions, Sessions{}},
 	{"GET " + PathRevoked, Revoked{}},
+	{"GET " + PathReaders, HeldReaders{}},            // "get readers" without a file
+	{"GET " + PathSessions + "/ID", SessionDetail{}}, // "describe session"
 	{"POST " + PathRevoked, RevokeRequest{}},
 	{"answer to POST " + PathRevoked, RevokeAnswer{}},
 	{"get readers", ReadersOutput{}},

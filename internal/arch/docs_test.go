@@ -6,6 +6,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -302,6 +303,17 @@ func TestThePageOnZeroTrustNamesItsTests(t *testing.T) {
 			if !tests[s[1]] {
 				t.Errorf("%s: %q names %s, which is no test", page, row[1], s[1])
 			}
+		}
+	}
+	// The results are of the tests that the row names now.
+	for _, row := range regexp.MustCompile(`(?m)^\| ([A-Z][^|]*) \| \*+(yes|in part|no)\*+ \|.*\|([^|]*)\|$`).FindAllStringSubmatch(text, -1) {
+		n := len(reInline.FindAllStringSubmatch(row[3], -1))
+		ran := regexp.MustCompile(`(?m)^\| ` + regexp.QuoteMeta(row[1]) + ` \| ([^|]*) \| (\d+) \|`).FindStringSubmatch(text)
+		switch {
+		case ran == nil || ran[2] != strconv.Itoa(n):
+			t.Errorf("%s: the results have no line of %q with %d tests; run go run ./tools/zerotrust -row %q", page, row[1], n, row[1])
+		case row[2] == "yes" && ran[1] != "passed" && ran[1] != "did not run":
+			t.Errorf("%s: %q says yes, and its tests came to: %s", page, row[1], ran[1])
 		}
 	}
 	if n := count["yes"] + count["in part"] + count["no"]; n != 16 {

@@ -33,6 +33,7 @@ var level = map[string]int{
 	"internal/planfile":         3,
 	"internal/routing":          3,
 	"internal/scrape":           3,
+	"internal/signer":           3,
 	"internal/store":            3,
 	"internal/metrics":          1,
 	"internal/ipfix":            1,

@@ -22,13 +22,16 @@ const (
 )
 
 // NewDescribeCommand is "waystamp describe".
-func NewDescribeCommand() *cobra.Command {
+func NewDescribeCommand() *cobra.Command { return newDescribeCommand(onThisMachine()) }
+
+func newDescribeCommand(in surroundings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "describe",
-		Short: "Print everything that the controller knows of a node, a chain or a function",
+		Short: "Print everything that the controller knows of a node, a chain or a function, or a gateway of a session",
 		Example: `  waystamp describe node r2
   waystamp describe chain web
-  waystamp describe function fw -o yaml`,
+  waystamp describe function fw -o yaml
+  waystamp describe session 17`,
 	}
 	cmd.AddCommand(
 		newDescribeNoun(aboutNode, "A node: its state, its plan, and the chains that pass it", `Print the state of a node, with its reason and since when; the revisions of the plan in force and of the plan that it
@@ -36,6 +39,7 @@ should hold; parts of the plan that are not in force; the chains that pass it an
 		newDescribeNoun(aboutChain, "A chain: its state, its nodes, and its epochs", `Print the state of a chain, with its reason and since when; the nodes that it passes and the plan of each; its epochs, and
 the nodes that each waits for.`),
 		newDescribeNoun(aboutFunction, "A function: its node, and the chains that pass it", `Print the node of a function with its state, and the chains that pass the function with their states and epochs.`),
+		newDescribeSession(in),
 	)
 	return cmd
 }

@@ -25,6 +25,8 @@ type fakeClient struct {
 	services  api.Services
 	sessions  api.Sessions
 	revoked   api.Revoked
+	session   api.SessionDetail
+	readers   api.HeldReaders
 	asked     []string // what was to be changed
 	streams   []fakeStream
 	fails     error
@@ -65,6 +67,13 @@ func (c *fakeClient) Connections(_ context.Context, function string, limit int) 
 func (c *fakeClient) Services(context.Context) (api.Services, error) { return c.services, c.fails }
 func (c *fakeClient) Sessions(context.Context) (api.Sessions, error) { return c.sessions, c.fails }
 func (c *fakeClient) Revoked(context.Context) (api.Revoked, error)   { return c.revoked, c.fails }
+
+func (c *fakeClient) Readers(context.Context) (api.HeldReaders, error) { return c.readers, c.fails }
+
+func (c *fakeClient) Session(_ context.Context, id uint64) (api.SessionDetail, error) {
+	c.asked = append(c.asked, fmt.Sprintf("describe %d", id))
+	return c.session, c.fails
+}
 
 func (c *fakeClient) EndSession(_ context.Context, id uint64) error {
 	c.asked = append(c.asked, fmt.Sprintf("end %d", id))

@@ -34,7 +34,7 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newNounCommand(in, "services", "Services of this node's gateway", helpServices, readServices),
 		newSessionsCommand(in),
 		newNounCommand(in, "revoked", "Identities that were revoked at this node's gateway", helpRevoked, readRevoked),
-		newReadersCommand(),
+		newReadersCommand(in),
 		newControllerNoun("nodes", "Nodes of the controller, and the plan of each", helpNodes, readNodes),
 		newControllerNoun("chains", "Chains of the controller: active, preparing, degraded or blocked", helpChains, readChains),
 		newControllerNoun("changes", "The controller's change in progress, and the nodes that it waits for", helpChanges, readChanges),

@@ -42,12 +42,17 @@ type planStreamView struct {
 	To   string     `json:"to,omitempty"`
 	From string     `json:"from,omitempty"`
 	Via  netip.Addr `json:"via,omitzero"`
+
+	Namespace string `json:"namespace,omitempty"` // of a packet filter that is behind these
 }
 
 // run is what a function does, in a word or two.
 func (f planStreamView) run() string {
 	if f.To == "" {
 		return listText(f.Run)
+	}
+	if f.Namespace != "" {
+		return "plain through netfilter, namespace " + f.Namespace
 	}
 	return "plain through " + f.To + ", " + f.From
 }
@@ -336,10 +341,14 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 				attachment: p.Attachment(),
 			}
 			if x := p.Stream; x != nil {
+				namespace := ""
+				if p.Netfilter != nil {
+					namespace = p.Netfilter.Namespace
+				}
 				v.Streams = append(v.Streams, planStreamView{
 					Name: p.Function, Node: n.Name, Link: p.To, Run: rawList(x.Run), Back: rawList(x.Back), MTU: x.MTU,
 					Connections: x.Connections, Buffer: x.Buffer, Idle: x.Idle.String(), HalfClosed: x.HalfClosed.String(), Intrusive: x.Intrusive,
-					To: x.Attached.To, From: x.Attached.From, Via: x.Attached.Via,
+					To: x.Attached.To, From: x.Attached.From, Via: x.Attached.Via, Namespace: namespace,
 				})
 				continue
 			}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -15,47 +16,91 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-func newReadersCommand() *cobra.Command {
-	var file, output string
-	cmd := &cobra.Command{
-		Use:   "readers [CHAIN] -f FILE",
-		Short: "Who can read the payload of chains, by a domain file",
-		Long: `Compile a domain file, and say for each chain, or the one that is named, who can read its payload:
-between which two ends each of its parts is sealed, with the identities that the ends show each
-other, which functions hold payload in clear, and which see packets alone (SEALED FOR). On a
-chain of no service nothing is sealed.`,
-		Example: `  waystamp get readers -f examples/zerotrust.yaml
-  waystamp get readers scan -f examples/zerotrust.yaml -o json`,
-		Args: command.UsageArgs(cobra.MaximumNArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if file == "" {
-				return command.Usagef("-f is missing; name the domain's file, as in waystamp get readers -f examples/zerotrust.yaml")
+func newReadersCommand(in surroundings) *cobra.Command {
+	var file, chain string
+	cmd := newNounCommand(in, "readers", "Who can read the payload of sealed chains: by what nodes hold, or by a domain file", `The ends on the node that hold payload of sealed chains in clear, by the plan in force: the gateway and
+functions that have the keys for it now. OPENS FROM says whose sessions an end opens, SEALS FOR who opens what it sends on,
+EPOCHS of which epochs it has keys, CLEAR ON the interfaces on which root of the node sees payload in clear. Nodes
+know their own ends alone: ask all of them, as with --lab or several of --socket.
+
+With -f FILE compile a domain file, and say for each chain between which two ends each of its
+parts is sealed, with the identities that the ends show each other, which functions hold
+payload in clear, and which see packets alone (SEALED FOR). On a chain of no service nothing is
+sealed.
+
+With the name of a chain: that one alone.`, func(ctx context.Context, c client) (reading, error) { return readHeldReaders(ctx, c, chain) })
+	run := cmd.RunE
+	cmd.Use, cmd.Args = "readers [CHAIN]", command.UsageArgs(cobra.MaximumNArgs(1))
+	cmd.Example = `  waystamp get readers --lab ws-1a2b
+  waystamp get readers scan
+  waystamp get readers scan -f examples/zerotrust.yaml -o json`
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		output, err := cmd.Flags().GetString("output")
+		if err != nil {
+			return err
+		}
+		if file == "" {
+			if len(args) > 0 {
+				chain = args[0]
 			}
-			if err := command.CheckOutput(output, "table", "json", "yaml"); err != nil {
-				return err
+			return run(cmd, args)
+		}
+		for _, flag := range []string{"socket", "instance", "lab", "watch", "interval"} {
+			if cmd.Flags().Changed(flag) {
+				return command.Usagef("--%s is for what nodes hold, and -f names a domain file; leave one out", flag)
 			}
-			ctx := cmd.Context()
-			m, err := command.ReadManifest(ctx, file, cmd.InOrStdin(), cmd.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			if len(args) > 0 && !slices.ContainsFunc(m.Domain.Chains, func(c model.Chain) bool { return c.Name == args[0] }) {
-				return command.Usagef("%s has no chain %s", command.ShownName(file), args[0])
-			}
-			d, err := await.Do(ctx, func() (*plan.Domain, error) { return plan.Compile(m.Domain, nil) })
-			if err != nil {
-				return err
-			}
-			v := readersIn(m.Domain, d, args)
-			if output != "table" {
-				return command.WriteOutput(cmd.OutOrStdout(), output, v)
-			}
-			return writeReaders(cmd.OutOrStdout(), v)
-		},
+		}
+		return printReaders(cmd, file, output, args)
 	}
-	cmd.Flags().StringVarP(&file, "file", "f", "", "domain `file`; - is standard input")
-	command.OutputFlag(cmd, &output, "table", "json", "yaml")
+	cmd.Flags().StringVarP(&file, "file", "f", "", "domain `file`, in place of nodes; - is standard input")
 	return cmd
+}
+
+// printReaders prints those of a domain file.
+func printReaders(cmd *cobra.Command, file, output string, args []string) error {
+	if err := command.CheckOutput(output, "table", "json", "yaml"); err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	m, err := command.ReadManifest(ctx, file, cmd.InOrStdin(), cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	if len(args) > 0 && !slices.ContainsFunc(m.Domain.Chains, func(c model.Chain) bool { return c.Name == args[0] }) {
+		return command.Usagef("%s has no chain %s", command.ShownName(file), args[0])
+	}
+	d, err := await.Do(ctx, func() (*plan.Domain, error) { return plan.Compile(m.Domain, nil) })
+	if err != nil {
+		return err
+	}
+	v := readersIn(m.Domain, d, args)
+	if output != "table" {
+		return command.WriteOutput(cmd.OutOrStdout(), output, v)
+	}
+	return writeReaders(cmd.OutOrStdout(), v)
+}
+
+// readHeldReaders asks a node; of one chain, or of all if it is "".
+func readHeldReaders(ctx context.Context, c client, chain string) (reading, error) {
+	v, err := c.Readers(ctx)
+	v.Readers = slices.DeleteFunc(slices.Clone(v.Readers), func(r api.HeldReader) bool { return chain != "" && r.Chain != chain })
+	r := reading{
+		node: v.Node, output: v,
+		header: []string{"CHAIN", "READER", "IDENTITY", "OPENS FROM", "SEALS FOR", "EPOCHS", "PROCESS", "CLEAR ON"}, key: 2,
+	}
+	for _, h := range v.Readers {
+		process := "-"
+		if h.Process != 0 {
+			process = fmt.Sprint(h.Process)
+		}
+		r.rows = append(r.rows, []any{
+			h.Chain, h.Function, command.OrDash(h.Identity), h.From, h.To, command.OrDash(strings.Trim(fmt.Sprint(h.Epochs), "[]")), process, command.OrDash(strings.Join(h.Clear, ", ")),
+		})
+		if h.Error != "" {
+			r.problems = append(r.problems, fmt.Sprintf("%s of chain %s does not run: %s", h.Function, h.Chain, h.Error))
+		}
+	}
+	return r, err
 }
 
 // readersIn says who reads what; of all chains if none is named.

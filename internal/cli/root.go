@@ -41,7 +41,7 @@ func newRoot(in surroundings) *cobra.Command {
 		NewDoctorCommand(),
 		newStatusCommand(in),
 		newGetCommand(in),
-		NewDescribeCommand(),
+		newDescribeCommand(in),
 		newWatchCommand(in),
 		newTraceCommand(in),
 		newSessionCommand(in),
@@ -52,6 +52,7 @@ func newRoot(in surroundings) *cobra.Command {
 		NewPotCommand(dataplane.NewEngine),
 		NewAuditCommand(),
 		NewGatewayCommand(),
+		NewSignerCommand(),
 		newWorkerCommand(),
 	}
 	for _, c := range InLab {

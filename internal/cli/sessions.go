@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,6 +128,114 @@ For root and the user of the agent.`,
 	o.add(end)
 	cmd.AddCommand(end)
 	return cmd
+}
+
+func newDescribeSession(in surroundings) *cobra.Command {
+	o := targetFlags{in: in}
+	var output string
+	cmd := &cobra.Command{
+		Use:   "session ID",
+		Short: "A session of this node's gateway: its client, and by which chain each request went",
+		Long: `Print a client's session with its requests, from the gateway's audit log: what was asked for, which rule and chain it took,
+how it ended, and what was refused. For each chain: the path that begins at the gateway, and who opens what the gateway
+has sealed. "waystamp get sessions" lists the IDs of open sessions; one that has ended can be described, too, as long as its lines
+are in the log. IDs begin with 1 each time that the gateway's process starts: of several sessions with an ID, the last one counts.
+The command prints the last 1000 requests. It does not verify the log; "waystamp audit verify" does.
+
+For root and the user of the agent.`,
+		Example: `  waystamp describe session 17
+  waystamp describe session 17 --instance edge -o json`,
+		Args: command.UsageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := command.CheckOutput(output, "table", "json", "yaml"); err != nil {
+				return err
+			}
+			id, err := strconv.ParseUint(args[0], 10, 64)
+			if err != nil || id == 0 {
+				return command.Usagef("%q is not the ID of a session; waystamp get sessions lists them", args[0])
+			}
+			gateways, err := o.gateways(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer closeAll(gateways)
+			if len(gateways) > 1 {
+				return command.Usagef("%d of these agents have gateways, each with sessions of its own; name one with --instance or --socket", len(gateways))
+			}
+			v, err := gateways[0].Session(cmd.Context(), id)
+			if err != nil {
+				return err
+			}
+			if output != "table" {
+				return command.WriteOutput(cmd.OutOrStdout(), output, v)
+			}
+			return writeSession(cmd.OutOrStdout(), v)
+		},
+	}
+	o.add(cmd)
+	command.OutputFlag(cmd, &output, "table", "json", "yaml")
+	return cmd
+}
+
+func writeSession(w io.Writer, v api.SessionDetail) error {
+	at := func(t time.Time) string { return t.Local().Format(time.DateTime) }
+	state := "its end is not in the log: the gateway's process ended before it"
+	switch {
+	case v.Open:
+		state = "open"
+	case v.Closed != nil && v.Reason != "":
+		state = fmt.Sprintf("ended by the gateway at %s (%s)", at(*v.Closed), v.Reason)
+	case v.Closed != nil:
+		state = "ended at " + at(*v.Closed)
+	}
+	resumed := ""
+	if v.Resumed {
+		resumed = ", resumed by a ticket"
+	}
+	fmt.Fprintf(w, "session %d of %s: %s\n", v.ID, v.Node, state)
+	fmt.Fprintf(w, "  %s from %s, certificate %s, since %s%s\n", v.Identity, v.Client, v.Serial, at(v.Opened), resumed)
+	fmt.Fprintf(w, "  service %s, host %s\n", v.Service, v.Host)
+	for _, c := range v.Chains {
+		if c.Path == "" {
+			fmt.Fprintf(w, "  chain %s: not in the plan any more\n", c.Chain)
+			continue
+		}
+		fmt.Fprintf(w, "  chain %s: path %s, source ports %s, opened by %s\n", c.Chain, c.Path, c.Ports, c.Sealed)
+	}
+	if v.Omitted > 0 {
+		fmt.Fprintf(w, "  %d earlier requests are in the audit log alone\n", v.Omitted)
+	}
+	if len(v.Requests) == 0 {
+		fmt.Fprintln(w, "  no requests")
+		return nil
+	}
+	fmt.Fprintln(w)
+	return command.WriteTable(w, func(row func(...any)) {
+		row("REQUEST", "AT", "METHOD", "HOST", "PATH", "RULE", "CHAIN", "STATUS", "BYTES", "END")
+		for _, r := range v.Requests {
+			number, rule, status, end := "-", "-", "-", "under way"
+			if r.Number != 0 {
+				number = fmt.Sprint(r.Number)
+			}
+			if r.Rule != 0 {
+				rule = fmt.Sprint(r.Rule)
+			}
+			if r.Status != 0 {
+				status = fmt.Sprint(r.Status)
+			}
+			switch {
+			case r.Reason != "":
+				end = "refused: " + r.Reason
+			case r.Ended != nil && r.Text != "":
+				end = r.Text
+			case r.Ended != nil:
+				end = at(*r.Ended)
+			case !v.Open:
+				end = "-"
+			}
+			row(number, at(r.At), command.OrDash(r.Method), command.OrDash(r.Host), command.OrDash(r.Path), rule, command.OrDash(r.Chain), status, r.Bytes, end)
+		}
+	})
 }
 
 func newRevokeIdentityCommand(in surroundings) *cobra.Command {

@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // withGateway is an agent of a node with a gateway.
@@ -44,6 +46,68 @@ func TestGetSessionsOfOneIdentity(t *testing.T) {
 }
 
 func withGatewayAt(socket string) fakeAgents { return fakeAgents{socket: withGateway("r1")} }
+
+func TestASessionIsDescribedByItsGateway(t *testing.T) {
+	at := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	agents := fakeAgents{"/1": {}, "/2": withGateway("r2")}
+	agents["/2"].session = api.SessionDetail{
+		Version: api.Version, Node: "r2", ID: 17, Open: true, Opened: at, Service: "shop", Host: "shop.example.org", Client: "[fc00:7::2]:40000", Identity: "spiffe://staff.example/ops/alice", Serial: "3e9", Omitted: 3,
+		Requests: []api.SessionRequest{
+			{Number: 4, At: at, Ended: &at, Method: "GET", Host: "shop.example.org", Path: "/status", Rule: 1, Chain: "light", Status: 200, Bytes: 5},
+			{At: at, Method: "GET", Path: "/secret", Reason: "rule-none"},
+			{Number: 5, At: at, Method: "POST", Path: "/files/a", Rule: 2, Chain: "scan"},
+		},
+		Chains: []api.SessionChain{{Chain: "light", Path: "0x00000007", Ports: model.Ports{First: 20000, Last: 20999}, Sealed: "the server shop.internal"}, {Chain: "scan"}},
+	}
+	out, stderr, code := agents.run(t, t.Context(), "describe", "session", "17", "--socket", "/1", "--socket", "/2")
+	for _, want := range []string{"session 17 of r2: open", "ops/alice from [fc00:7::2]:40000", "chain light: path 0x00000007, source ports 20000-20999, opened by the server shop.internal", "chain scan: not in the plan", "3 earlier requests", "refused: rule-none", "under way", "/status"} {
+		if code != command.ExitDone || !strings.Contains(out, want) {
+			t.Errorf("exit code %d, %s; want %q in\n%s", code, stderr, want, out)
+		}
+	}
+	if !slices.Equal(agents["/2"].asked, []string{"describe 17"}) {
+		t.Errorf("asked for %q", agents["/2"].asked)
+	}
+	out, _, code = agents.run(t, t.Context(), "describe", "session", "17", "--socket", "/2", "-o", "json")
+	var v api.SessionDetail
+	if err := json.Unmarshal([]byte(out), &v); code != command.ExitDone || err != nil || v.ID != 17 || len(v.Requests) != 3 {
+		t.Errorf("exit code %d, %v:\n%s", code, err, out)
+	}
+	for _, c := range []struct {
+		agents fakeAgents
+		id     string
+		code   int
+		says   string
+	}{
+		{fakeAgents{"/1": withGateway("r1"), "/2": withGateway("r2")}, "4", command.ExitUsage, "name one with --instance"},
+		{fakeAgents{"/1": {}, "/2": {}}, "4", command.ExitFailed, "none of the selected agents has a gateway"},
+		{fakeAgents{"/1": {}, "/2": withGateway("r2")}, "alice", command.ExitUsage, "is not the ID of a session"},
+	} {
+		if _, stderr, code := c.agents.run(t, t.Context(), "describe", "session", c.id, "--socket", "/1", "--socket", "/2"); code != c.code || !strings.Contains(stderr, c.says) {
+			t.Errorf("session %s: exit code %d, %q; want %d, %q", c.id, code, stderr, c.code, c.says)
+		}
+	}
+}
+
+func TestReadersAreThoseThatNodesHold(t *testing.T) {
+	agents := fakeAgents{
+		"/1": {readers: api.HeldReaders{Version: api.Version, Node: "r1", Readers: []api.HeldReader{{Chain: "scan", Function: "gateway", Identity: "spiffe://waystamp/node/r1/function/gateway", From: "clients", To: "spiffe://waystamp/node/r3/function/av", Epochs: []int{2}, Process: 41}}}},
+		"/2": {readers: api.HeldReaders{Version: api.Version, Node: "r3", Readers: []api.HeldReader{
+			{Chain: "scan", Function: "av", Identity: "spiffe://waystamp/node/r3/function/av", From: "spiffe://waystamp/node/r1/function/gateway", To: "the server shop.internal", Epochs: []int{1, 2}, Error: "its worker ended", Clear: []string{"wsi-av", "wso-av"}},
+			{Chain: "deep", Function: "dpi", From: "x", To: "y", Process: 7},
+		}}},
+	}
+	out, stderr, code := agents.run(t, t.Context(), "get", "readers", "scan", "--socket", "/1", "--socket", "/2")
+	if code != command.ExitDone || !strings.Contains(out, "1 2") || !strings.Contains(out, "wsi-av, wso-av") || !strings.Contains(out, "41") || strings.Contains(out, "dpi") || !strings.Contains(stderr, "av of chain scan does not run: its worker ended") {
+		t.Errorf("exit code %d, %s\n%s", code, stderr, out)
+	}
+	if out, _, _ := agents.run(t, t.Context(), "get", "readers", "--socket", "/2"); !strings.Contains(out, "dpi") {
+		t.Errorf("of all chains:\n%s", out)
+	}
+	if _, stderr, code := agents.run(t, t.Context(), "get", "readers", "--socket", "/2", "-f", "x.yaml"); code != command.ExitUsage || !strings.Contains(stderr, "leave one out") {
+		t.Errorf("of nodes and of a file: exit code %d, %q", code, stderr)
+	}
+}
 
 func TestASessionIsEndedWhereTheGatewayIs(t *testing.T) {
 	for _, c := range []struct {

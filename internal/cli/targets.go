@@ -28,6 +28,8 @@ type client interface {
 	Connections(ctx context.Context, function string, limit int) (api.Connections, error)
 	Services(ctx context.Context) (api.Services, error)
 	Sessions(ctx context.Context) (api.Sessions, error)
+	Session(ctx context.Context, id uint64) (api.SessionDetail, error)
+	Readers(ctx context.Context) (api.HeldReaders, error)
 	Revoked(ctx context.Context) (api.Revoked, error)
 	EndSession(ctx context.Context, id uint64) error
 	Revoke(ctx context.Context, q api.RevokeRequest) (api.RevokeAnswer, error)

@@ -20,7 +20,7 @@ func completeRules(ctx context.Context, d *model.Domain, file string, stderr io.
 	var errs []error
 	for i := range d.Functions {
 		f := &d.Functions[i]
-		if f.Kind != model.KindNetfilter {
+		if f.Netfilter.Namespace == "" { // it has no rules
 			continue
 		}
 		if err := readRules(&f.Netfilter, filepath.Dir(file)); err != nil {
@@ -39,7 +39,13 @@ func completeRules(ctx context.Context, d *model.Domain, file string, stderr io.
 			errs = append(errs, err)
 			continue
 		}
-		if at := netfilter.TranslatesAddresses(f.Netfilter.Rules); at > 0 && !f.Proxy.Rewrites {
+		at := netfilter.TranslatesAddresses(f.Netfilter.Rules)
+		if at > 0 && f.Intrusive {
+			errs = append(errs, fmt.Errorf("%s:%d: rules of function %s have a chain of type nat; the connections through an intrusive function keep their addresses and ports: leave the chain out",
+				f.Netfilter.RulesAt.File, max(1, f.Netfilter.RulesAt.Line)+at-1, f.Name))
+			continue
+		}
+		if at > 0 && !f.Proxy.Rewrites {
 			errs = append(errs, fmt.Errorf("%s:%d: rules of function %s have a chain of type nat; set rewrites: true at the function, so that its packets may leave with other addresses",
 				f.Netfilter.RulesAt.File, max(1, f.Netfilter.RulesAt.Line)+at-1, f.Name))
 		}

@@ -1,10 +1,13 @@
 package command
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 const netfilterDomain = `version: 1
@@ -41,6 +44,25 @@ func readWith(t *testing.T, rules, more string) (text, warnings string, err erro
 		text = m.Domain.Functions[0].Netfilter.Rules
 	}
 	return text, strings.ReplaceAll(stderr.String(), dir+"/", ""), err
+}
+
+// Connections through an intrusive function keep their addresses, so that its rules may not change them.
+func TestRulesOfAnIntrusiveFunctionDoNotTranslate(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("looked at only if the rules could be checked, which needs root")
+	}
+	for rules, want := range map[string]string{
+		"chain c {\n\ttype nat hook postrouting priority srcnat;\n}\n":      "x.yaml:8: rules of function dpi have a chain of type nat; the connections through an intrusive function keep their addresses",
+		"chain c {\n\ttype filter hook forward priority filter;\n}\n":       "",
+		"chain c {\n\ttype filter hook forward priority filter;\n\tno\n}\n": "rules of function dpi",
+	} {
+		d := model.Domain{Functions: []model.Function{{Name: "dpi", Kind: model.KindStream, Intrusive: true,
+			Netfilter: model.Netfilter{Namespace: model.NamespaceOwn, Rules: rules, RulesAt: model.Source{File: "x.yaml", Line: 7, Column: 1}}}}}
+		err := completeRules(t.Context(), &d, "x.yaml", io.Discard)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v; want %q", rules, err, want)
+		}
+	}
 }
 
 func TestRulesOfAFileAreReadAndChecked(t *testing.T) {

@@ -40,6 +40,8 @@ type Config struct {
 	Dialer   Dialer
 	// Status asks a responder of OCSP; nil: no clients are asked about.
 	Status func(context.Context, StatusQuestion) ([]byte, error)
+	// Sign has a message signed with the key of a service, which another process has; nil: no service's key is elsewhere.
+	Sign   func(ctx context.Context, service, algorithm string, message []byte) ([]byte, error)
 	Audit  *Audit
 	Limits Limits
 	Log    *slog.Logger
@@ -86,6 +88,8 @@ type Limits struct {
 	Connections         int           // open at once
 	ConnectionsIdentity int           // of one identity
 	Streams             int           // requests at once of an HTTP/2 connection
+	Resets              int           // streams that the client of such a connection resets in a minute
+	ControlFrames       int           // frames in a minute of PING, SETTINGS, PRIORITY, without a byte, or of unknown kinds
 	RequestsIdentity    int           // requests of HTTP at once of one identity, on all its connections to a service
 	HeaderBytes         int           // of a request, its line included
 	HeaderTime          time.Duration // until the headers of a request have come
@@ -95,14 +99,14 @@ type Limits struct {
 // DefaultLimits are what a gateway has whose file names none.
 func DefaultLimits() Limits {
 	return Limits{
-		Handshakes: 256, HandshakesOf: 16, HandshakeTime: 10 * time.Second, Connections: 5000, ConnectionsIdentity: 128, Streams: 100, RequestsIdentity: 1000,
+		Handshakes: 256, HandshakesOf: 16, HandshakeTime: 10 * time.Second, Connections: 5000, ConnectionsIdentity: 128, Streams: 100, Resets: 1000, ControlFrames: 1000, RequestsIdentity: 1000,
 		HeaderBytes: 32 << 10, HeaderTime: 10 * time.Second, Idle: 2 * time.Minute,
 	}
 }
 
 func (l Limits) check() error {
 	for what, n := range map[string]int{"handshakes": l.Handshakes, "handshakes of one source": l.HandshakesOf, "connections": l.Connections,
-		"connections of one identity": l.ConnectionsIdentity, "streams": l.Streams, "requests of one identity": l.RequestsIdentity, "bytes of headers": l.HeaderBytes,
+		"connections of one identity": l.ConnectionsIdentity, "streams": l.Streams, "resets": l.Resets, "control frames": l.ControlFrames, "requests of one identity": l.RequestsIdentity, "bytes of headers": l.HeaderBytes,
 		"time of a handshake": int(l.HandshakeTime), "time of headers": int(l.HeaderTime), "idle time": int(l.Idle)} {
 		if n <= 0 {
 			return fmt.Errorf("the limit of %s is %d; a gateway has a limit of each", what, n)

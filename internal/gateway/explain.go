@@ -144,7 +144,7 @@ func CheckFiles(clients []model.Clients, services []model.Service, files Files, 
 		}
 	}
 	for _, s := range services {
-		if can(s.Certificate, s.Key) {
+		if can(s.Certificate) && (s.Signer != "" || can(s.Key)) {
 			_, err := loadCertificate(s, files, now)
 			note(s.CertificateAt, err)
 		}

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -27,7 +28,8 @@ import (
 type Gateway struct {
 	config Config
 	onward *onward
-	ready  chan net.Conn // connections that have shaken hands, for the server of HTTP
+	ready  chan net.Conn // connections that have shaken hands, for the server of HTTP/1.1
+	ready2 chan net.Conn // the same, for that of HTTP/2
 	ended  chan struct{}
 	end    sync.Once
 
@@ -72,7 +74,7 @@ func New(c Config) (*Gateway, error) {
 		return nil, err
 	}
 	g := &Gateway{
-		config: c, ready: make(chan net.Conn), ended: make(chan struct{}),
+		config: c, ready: make(chan net.Conn), ready2: make(chan net.Conn), ended: make(chan struct{}),
 		revoked: setOf(c.Revoked), sessions: map[*session]bool{}, identities: map[string]int{}, requests: map[string]int{}, sources: map[netip.Prefix]int{}, refused: map[Reason]uint64{}, letIn: map[string]uint64{},
 	}
 	g.life, g.stop = context.WithCancel(context.Background())
@@ -104,6 +106,9 @@ func (g *Gateway) set(list []Service) error {
 		}
 		if s.Clients.statuses != nil && g.config.Status == nil {
 			return fmt.Errorf("service %q: %w", s.Name, errNoResponder)
+		}
+		if _, remote := s.Certificate.PrivateKey.(*remoteKey); remote && g.config.Sign == nil {
+			return fmt.Errorf("service %q: nobody asks signers for this gateway", s.Name)
 		}
 		if services[s.Name] != nil {
 			return fmt.Errorf("service %q is given twice", s.Name)
@@ -175,16 +180,20 @@ func serverTLS(c tls.Certificate, now func() time.Time) *tls.Config {
 func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	server := g.server()
+	server, server2 := g.server(), g.server()
+	server2.Protocols = &http.Protocols{}
+	server2.Protocols.SetUnencryptedHTTP2(true) // TLS is opened in front of it, where frames are counted
 	var wait sync.WaitGroup
 	unless := context.AfterFunc(ctx, func() {
 		l.Close()
 		server.Close()
+		server2.Close()
 		g.closeAll()
 	})
 	defer unless()
 	wait.Go(func() { g.watch(ctx) })
-	wait.Go(func() { server.Serve(handedOver{g, l.Addr()}) })
+	wait.Go(func() { server.Serve(handedOver{g, g.ready, l.Addr()}) })
+	wait.Go(func() { server2.Serve(handedOver{g, g.ready2, l.Addr()}) })
 	var err error
 	var pause time.Duration
 	for {
@@ -234,15 +243,16 @@ func passing(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// handedOver is the listener of the server of HTTP.
+// handedOver is the listener of a server of HTTP.
 type handedOver struct {
-	g    *Gateway
-	addr net.Addr
+	g     *Gateway
+	ready chan net.Conn
+	addr  net.Addr
 }
 
 func (h handedOver) Accept() (net.Conn, error) {
 	select {
-	case c := <-h.g.ready:
+	case c := <-h.ready:
 		return c, nil
 	case <-h.g.ended:
 		return nil, net.ErrClosed

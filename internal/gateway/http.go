@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
@@ -25,7 +24,7 @@ import (
 type sessionKey struct{}
 type decisionKey struct{}
 
-// server reads HTTP/1.1 and HTTP/2 from connections that have shaken hands.
+// server reads HTTP from connections that have shaken hands.
 func (g *Gateway) server() *http.Server {
 	l := g.config.Limits
 	h := &handler{gateway: g}
@@ -46,7 +45,7 @@ func (g *Gateway) server() *http.Server {
 		HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: l.Streams},
 		ErrorLog:                     slog.NewLogLogger(g.config.Log.Handler(), slog.LevelDebug), // strangers write there
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, sessionKey{}, c.(*tls.Conn).NetConn().(*conn).session)
+			return context.WithValue(ctx, sessionKey{}, c.(interface{ NetConn() net.Conn }).NetConn().(*conn).session)
 		},
 	}
 }

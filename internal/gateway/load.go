@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/signer"
 )
 
 // fileMax is the length in bytes of the largest file with certificates or a key.
@@ -86,23 +87,33 @@ func loadCertificate(s model.Service, files Files, now time.Time) (tls.Certifica
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("certificate of service %s: %w", s.Name, err)
 	}
-	key, mode, err := files.Read(s.Key, fileMax)
-	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("key of service %s: %w", s.Name, err)
-	}
-	if mode.Perm()&0o077 != 0 {
-		return fail(s.Key, fmt.Errorf("others may read the key (mode %04o); chmod 600 it", mode.Perm()))
-	}
-	var text []byte
-	for _, c := range chain {
-		text = append(text, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
-	}
-	pair, err := tls.X509KeyPair(text, key)
-	if err != nil {
-		if strings.Contains(err.Error(), "private key does not match") {
-			return fail(s.Certificate, fmt.Errorf("%s has the key of another certificate", files.At(s.Key)))
+	var pair tls.Certificate
+	if s.Signer != "" {
+		if err := signer.CheckKey(chain[0].PublicKey); err != nil {
+			return fail(s.Certificate, err)
 		}
-		return fail(s.Key, errors.New("there is no private key in PEM that could be read")) // the cause could quote it
+		pair = tls.Certificate{Leaf: chain[0], PrivateKey: &remoteKey{service: s.Name, cert: chain[0]}}
+		for _, c := range chain {
+			pair.Certificate = append(pair.Certificate, c.Raw)
+		}
+	} else {
+		key, mode, err := files.Read(s.Key, fileMax)
+		if err != nil {
+			return tls.Certificate{}, fmt.Errorf("key of service %s: %w", s.Name, err)
+		}
+		if mode.Perm()&0o077 != 0 {
+			return fail(s.Key, fmt.Errorf("others may read the key (mode %04o); chmod 600 it", mode.Perm()))
+		}
+		var text []byte
+		for _, c := range chain {
+			text = append(text, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
+		}
+		if pair, err = tls.X509KeyPair(text, key); err != nil {
+			if strings.Contains(err.Error(), "private key does not match") {
+				return fail(s.Certificate, fmt.Errorf("%s has the key of another certificate", files.At(s.Key)))
+			}
+			return fail(s.Key, errors.New("there is no private key in PEM that could be read")) // the cause could quote it
+		}
 	}
 	leaf := chain[0]
 	switch {

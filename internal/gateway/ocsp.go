@@ -112,7 +112,7 @@ func readAnswer(der []byte, cert, issuer *x509.Certificate, asked statusRequest,
 	if len(der) > statusBytesMax {
 		return invalid("the responder's answer has %d bytes; at most %d are read", len(der), statusBytesMax)
 	}
-	r, err := ocsp.ParseResponseForCert(der, cert, nil)
+	r, err := parseAnswer(der, cert)
 	if failed, ok := errors.AsType[ocsp.ResponseError](err); ok {
 		return invalid("the responder gives no answer: %s (RFC 6960 section 2.3)", failed.Status)
 	}
@@ -120,16 +120,14 @@ func readAnswer(der []byte, cert, issuer *x509.Certificate, asked statusRequest,
 		return invalid("the responder's answer: %w", err)
 	}
 	signer, end := issuer, issuer.NotAfter
-	switch {
-	case r.Certificate == nil:
-		if err := r.CheckSignatureFrom(issuer); err != nil {
-			return invalid("the responder's answer is not signed by %q: %w", issuer.Subject, err)
+	if r.signer != nil && authorityOf(r.signer) != authorityOf(issuer) {
+		if err := checkDelegate(r.signer, issuer, now); err != nil {
+			return invalid("the responder %q: %w", r.signer.Subject, err)
 		}
-	case authorityOf(r.Certificate) != authorityOf(issuer): // else ParseResponseForCert has verified the answer with the same key
-		if err := checkDelegate(r.Certificate, issuer, now); err != nil {
-			return invalid("the responder %q: %w", r.Certificate.Subject, err)
-		}
-		signer, end = r.Certificate, r.Certificate.NotAfter
+		signer, end = r.signer, r.signer.NotAfter
+	}
+	if err := r.check(signer); err != nil {
+		return invalid("the responder's answer is not signed by %q: %w", signer.Subject, err)
 	}
 	key, err := publicKeyBits(signer)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"crypto"
-	"crypto/ecdsa"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -81,12 +80,12 @@ func (o *opensslCA) file(name string, b []byte) string {
 
 func (o *opensslCA) holder(name string, cert *x509.Certificate, key crypto.Signer) (certFile, keyFile string) {
 	o.t.Helper()
-	der, err := x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey))
+	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		o.t.Fatal(err)
 	}
 	return o.file(name+".crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})),
-		o.file(name+".key", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
+		o.file(name+".key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
 // index writes what openssl ca keeps.

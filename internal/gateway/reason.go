@@ -20,17 +20,21 @@ const (
 	OCSPUnreachable Reason = "ocsp-unreachable"
 	OCSPInvalid     Reason = "ocsp-invalid"
 	OCSPStale       Reason = "ocsp-stale"
-	SNIUnknown      Reason = "sni-unknown"
-	HostMismatch    Reason = "host-mismatch"
-	RuleNone        Reason = "rule-none"
-	PathAmbiguous   Reason = "path-ambiguous"
-	MethodRefused   Reason = "method-refused"
-	Limit           Reason = "limit"
-	Handshake       Reason = "handshake"
-	AuditFailed     Reason = "audit-failed"
-	OriginFailed    Reason = "origin-failed"
-	IdentityRevoked Reason = "identity-revoked" // by an operator, whatever the certificate says
-	SessionEnded    Reason = "session-ended"    // by an operator
+	// The process with a service's key has not signed a handshake.
+	SignerUnreachable Reason = "signer-unreachable" // it does not listen, or has not answered
+	SignerRefused     Reason = "signer-refused"
+	SignerInvalid     Reason = "signer-invalid" // its answer is none, or another key's
+	SNIUnknown        Reason = "sni-unknown"
+	HostMismatch      Reason = "host-mismatch"
+	RuleNone          Reason = "rule-none"
+	PathAmbiguous     Reason = "path-ambiguous"
+	MethodRefused     Reason = "method-refused"
+	Limit             Reason = "limit"
+	Handshake         Reason = "handshake"
+	AuditFailed       Reason = "audit-failed"
+	OriginFailed      Reason = "origin-failed"
+	IdentityRevoked   Reason = "identity-revoked" // by an operator, whatever the certificate says
+	SessionEnded      Reason = "session-ended"    // by an operator
 	// RequestMalformed is of a proxy's clients whose CONNECT is not one.
 	RequestMalformed Reason = "request-malformed"
 	// DestinationUnknown is of a proxy's clients that ask for what its service does not name.
@@ -40,7 +44,7 @@ const (
 
 // Reasons are all reasons, in the order of the reference.
 func Reasons() []Reason {
-	return []Reason{CertMissing, CertUntrusted, CertExpired, CertRevoked, CertIdentity, RevocationStale, OCSPUnreachable, OCSPInvalid, OCSPStale, SNIUnknown, HostMismatch,
+	return []Reason{CertMissing, CertUntrusted, CertExpired, CertRevoked, CertIdentity, RevocationStale, OCSPUnreachable, OCSPInvalid, OCSPStale, SignerUnreachable, SignerRefused, SignerInvalid, SNIUnknown, HostMismatch,
 		RuleNone, PathAmbiguous, MethodRefused, Limit, Handshake, AuditFailed, OriginFailed, IdentityRevoked, SessionEnded, Idle, RequestMalformed, DestinationUnknown}
 }
 

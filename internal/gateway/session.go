@@ -227,8 +227,15 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 		g.carry(ctx, s, secured)
 		return
 	}
+	var served net.Conn = secured
+	ready := g.ready
+	if state.NegotiatedProtocol == "h2" {
+		l := g.config.Limits
+		served = &framed{Conn: secured, frames: frameCount{resetsMax: l.Resets, controlMax: l.ControlFrames}, now: g.config.Now, over: func(why error) { g.endSession(s, why) }}
+		ready = g.ready2
+	}
 	select {
-	case g.ready <- secured:
+	case ready <- served:
 	case <-g.ended:
 		c.Close()
 	case <-ctx.Done():
@@ -379,6 +386,10 @@ func (h *handshake) settings(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS13}, nil
 	}
 	h.service, h.opaque, h.proxied = s.Name, s.Opaque, s.Destinations != nil
+	if k, remote := s.Certificate.PrivateKey.(*remoteKey); remote {
+		settings.Certificates = []tls.Certificate{s.Certificate}
+		settings.Certificates[0].PrivateKey = &askedKey{k, h, hello.Context()}
+	}
 	settings.VerifyConnection = func(state tls.ConnectionState) error {
 		h.identity, h.stood, h.refusal = h.gateway.verifyShown(hello.Context(), s.Clients, state.PeerCertificates)
 		h.known = s.Rules.Knows(h.identity)

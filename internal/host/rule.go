@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -42,6 +43,23 @@ func (n *Net) DeleteRule(r Rule) error {
 		return fmt.Errorf("delete rule %d in %s: %w", r.Priority, n.ns, permission(err))
 	}
 	return nil
+}
+
+// HasRule reports whether a rule is there.
+func (n *Net) HasRule(r Rule) (bool, error) {
+	want := r.netlink()
+	list, err := n.h.RuleList(want.Family)
+	if err != nil {
+		return false, fmt.Errorf("list rules in %s: %w", n.ns, permission(err))
+	}
+	same := func(a, b *netlink.RulePortRange) bool {
+		return a == nil && b == nil || a != nil && b != nil && *a == *b
+	}
+	return slices.ContainsFunc(list, func(have netlink.Rule) bool {
+		dst, _ := prefixOf(have.Dst)
+		return have.Priority == r.Priority && have.IifName == r.Input && have.Table == r.Table && dst == r.Destination &&
+			same(have.Sport, want.Sport) && same(have.Dport, want.Dport)
+	}), nil
 }
 
 func (r Rule) netlink() *netlink.Rule {

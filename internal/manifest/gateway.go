@@ -38,6 +38,7 @@ type service struct {
 	mode        item[string]
 	certificate item[string]
 	key         item[string]
+	signer      item[string]
 	clients     item[string]
 	from        place // origin
 	origin      item[netip.AddrPort]
@@ -159,10 +160,21 @@ func readService(c cursor) service {
 			)
 		}},
 		field{"certificate", true, func(c cursor) {
+			before := len(c.r.problems)
 			c.fields(
 				field{"file", true, into(&s.certificate, fileName)},
-				field{"key", true, into(&s.key, fileName)},
+				field{"key", false, into(&s.key, fileName)},
+				field{"signer", false, into(&s.signer, func(c cursor) item[string] {
+					return c.checked("path of a unix socket on the gateway's node, such as /run/shop-signer.sock", model.CheckSocket)
+				})},
 			)
+			switch {
+			case c.r.outline != nil || len(c.r.problems) > before:
+			case s.key.given() && s.signer.given():
+				c.r.problemf(s.signer.at, "key and signer are two places of one key; leave one out")
+			case !s.key.given() && !s.signer.given():
+				c.r.problemf(c.at, "\"key\" is missing; expect the file of the key, or signer: the socket of the process that has it")
+			}
 		}},
 		field{"clients", true, into(&s.clients, nameOf("clients entry"))},
 		field{"client-headers", false, func(c cursor) {
@@ -727,7 +739,7 @@ func (f *file) gatewayModels(name string) (cl []model.Clients, services []model.
 	for _, s := range f.services.value {
 		m := model.Service{
 			Name: s.name.value, Hosts: values(s.hosts.value), Nodes: values(s.nodes.value), Address: s.address.value,
-			Certificate: s.certificate.value, Key: s.key.value, Clients: s.clients.value,
+			Certificate: s.certificate.value, Key: s.key.value, Signer: s.signer.value, Clients: s.clients.value,
 			Origin: model.Origin{Address: s.origin.value, CA: s.originCA.value, Name: s.originName.value, CAAt: s.originCA.at.source(name)},
 			Opaque: s.opaque(), Mode: s.gatewayMode(), Destinations: s.destinationModels(), Headers: s.clientHeaders(),
 			At: s.at.source(name), CertificateAt: s.certificate.at.source(name), KeyAt: s.key.at.source(name),

@@ -52,9 +52,7 @@ func (f *function) netfilterModel(file string) model.Netfilter {
 // checkNetfilter holds the rules for a function's own settings. What nft says of its
 // rules is another's matter.
 func (c *checker) checkNetfilter(f *function) {
-	if f.rules.given() && f.rulesFile.given() {
-		c.problemf(f.rulesFile.at, "the rules are given twice; give rules or rules-file")
-	}
+	c.checkRulesOnce(f)
 	if f.zones.value && len(f.arguments.values) == 0 {
 		c.problemf(f.zones.at, "zones by argument need arguments, and the function has none; add arguments, or leave zones out")
 	}
@@ -83,6 +81,12 @@ func (c *checker) checkNetfilter(f *function) {
 	}
 }
 
+func (c *checker) checkRulesOnce(f *function) {
+	if f.rules.given() && f.rulesFile.given() {
+		c.problemf(f.rulesFile.at, "the rules are given twice; give rules or rules-file")
+	}
+}
+
 // checkArgument holds that a chain's argument is one of the function's. It tells
 // whether it could be found.
 func (c *checker) checkArgument(ch *chain, a argument) bool {
@@ -103,6 +107,10 @@ func (c *checker) checkArgument(ch *chain, a argument) bool {
 		}
 		if !f.netfilter() {
 			c.problemf(name.at, "%q is of kind %s, and only functions of kind netfilter take an argument", function.value, f.kind.value)
+			return false
+		}
+		if f.plain() {
+			c.problemf(name.at, "%q is intrusive, and the connections through it have no argument; leave it out", function.value)
 			return false
 		}
 		if _, known := f.arguments.values[name.value]; known {

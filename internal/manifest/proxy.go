@@ -18,7 +18,7 @@ func (f *function) proxied() bool {
 
 // local reports whether the function is known to be in its node's own kernel.
 func (f *function) local() bool {
-	return f.unaware() && f.attach.ok && f.attach.value.local || f.netfilter() && f.inNode()
+	return f.unaware() && f.attach.ok && f.attach.value.local || f.netfilter() && !f.plain() && f.inNode()
 }
 
 // proxy is what the file says of how a function without segment routing is reached,
@@ -114,7 +114,11 @@ func (c *checker) checkDevices(f *function, devices map[nodeDevice]*function) {
 	names := []item[string]{to, from}
 	if p := f.proxy(); (f.netfilter() || f.stream()) && f.name.ok && !p.Local {
 		own := []item[string]{{p.To, f.at, true}, {p.From, f.at, true}}
-		if names = own; f.plain() {
+		switch names = own; {
+		case f.plain() && f.netfilter():
+			a := model.FilterAttached(f.name.value)
+			names = append(own, item[string]{a.To, f.at, true}, item[string]{a.From, f.at, true})
+		case f.plain():
 			names = append(own, to, from)
 		}
 	}
@@ -177,13 +181,17 @@ func (c *checker) refuseOthers(f *function) {
 	for _, s := range settings {
 		fits := slices.Contains(s.of, f.kind.value)
 		if f.plain() {
-			fits = s.name == "attach" || s.name == "limits"
+			fits = s.name == "limits" || s.name == "attach" && f.unaware() || f.netfilter() && slices.Contains([]string{"namespace", "rules", "rules-file"}, s.name)
 		}
 		if s.at == (place{}) || fits {
 			continue
 		}
 		if f.plain() {
-			c.problemf(s.at, "%s is not for an intrusive function of kind %s: its node makes connections through it, and keeps no packet's header; leave it out", s.name, f.kind.value)
+			of := ""
+			if f.netfilter() {
+				of = ", which have no argument and keep their addresses"
+			}
+			c.problemf(s.at, "%s is not for an intrusive function of kind %s: its node makes connections through it%s, and keeps no packet's header; leave it out", s.name, f.kind.value, of)
 			continue
 		}
 		of := s.of[0].String()

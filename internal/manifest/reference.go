@@ -81,6 +81,7 @@ func Sections() []Section {
 			Rules: []string{
 				"`attach` is required for kind `unaware`. Only this kind may have `attach`, `recognise` and `segments`.",
 				"Kind `unaware` with `intrusive: true` has `attach` and `limits`, and none of the fields between: connections are opened through it in plain, at port " + strconv.Itoa(model.StreamPlainPort) + ". `to` and `from` are two devices, which the function has for itself, and `via` is its link-local address on both ([how to](../how-to/gateway.md#let-a-tool-read-payload)).",
+				"Kind `netfilter` with `intrusive: true` has `rules` or `rules-file`, and `limits`; its `namespace` is `own` ([ADR 0133](../adr/0133-rules-of-netfilter-read-plain-connections.md)).",
 				"Only kind `netfilter` may have `namespace`, `arguments`, `zones`, `bypass`, `address`, `rules` and `rules-file`. Kind `forward` has none of the fields below `kind`.",
 				"Each of `arguments` is a variable in the rules (`$guest`). Its value is the packet mark of packets on visits with this argument. A name has letters, digits and underscores, and starts with a letter. Values are 1 to 4294967295, each once; a function has at most " + strconv.Itoa(model.ArgumentsMax) + ".",
 				"Only kind `stream` may have `run`, `back`, `connect`, `other` and `limits`; `run` is required ([how to](../how-to/streams.md)). The interface of the function on its node is `wss-NAME`.",
@@ -212,6 +213,9 @@ func Sections() []Section {
 		{
 			Path: "services[].certificate", Title: "services: certificate",
 			Text: "The gateway's certificate for clients. It must be valid for all hosts of the service. Only its owner may have access to the key's file.",
+			Rules: []string{
+				"There is `key` or `signer`, and not both.",
+			},
 		},
 		{
 			Path: "services[].client-headers", Title: "services: client-headers",
@@ -320,7 +324,7 @@ func Descriptions() map[string]Description {
 		"functions[].name":       {"", "The function's name."},
 		"functions[].node":       {"", "The node that the function is on, or behind."},
 		"functions[].kind":       {"", "`forward` is the node itself: it stamps and forwards the packet. `unaware` is a function without segment routing: the node removes the outer header, gives the packet to the function, and restores the header. `netfilter` is the kernel's packet filter, with rules for the inner packet. `stream` gets the bytes of TCP connections."},
-		"functions[].intrusive":  {"false", "Of kind `stream` or `unaware`: it reads payload, and so it is an end of what `seal: true` seals on its chains. It takes sealed connections and nothing else ([how to](../how-to/gateway.md#let-a-function-read-payload))."},
+		"functions[].intrusive":  {"false", "Of kind `stream`, `unaware` or `netfilter`: it reads payload, and so it is an end of what `seal: true` seals on its chains. It takes sealed connections and nothing else ([how to](../how-to/gateway.md#let-a-function-read-payload))."},
 		"functions[].attach":     {" none", "Where the function is; see [attach](#functions-attach)."},
 		"functions[].recognise":  {" `content`; `metadata` with `attach: local`", "How the node finds the header of a packet that returns: `content` by addresses, ports and first bytes, `metadata` by an index that the kernel keeps with the packet."},
 		"functions[].segments":   {" `cut`; `keep` with `recognise: metadata`", "Handling of super-packets (GSO): `cut` segments them into frames before the function, `keep` leaves them whole."},
@@ -435,8 +439,9 @@ func Descriptions() map[string]Description {
 		"services[].gateway.address": {"", "The address and port to which clients connect. The gateway receives their packets on `edge` interfaces of its node."},
 		"services[].gateway.mode":    {"transparent", "`transparent`: the address belongs to the service, and no interface of the node has it. `own`: the address is one of the node's. `connect`: the same, and the gateway is a proxy: its clients name one of the `destinations` by CONNECT (RFC 9110 section 9.3.6)."},
 
-		"services[].certificate.file": {"", "The certificate, and the intermediate certificates to its root, in PEM."},
-		"services[].certificate.key":  {"", "Its private key, in PEM."},
+		"services[].certificate.file":   {"", "The certificate, and the intermediate certificates to its root, in PEM."},
+		"services[].certificate.key":    {" none", "Its private key, in PEM."},
+		"services[].certificate.signer": {" none", "A unix socket on the gateway's node, at which another process signs handshakes with the key ([how to](../how-to/gateway.md#keep-the-key-out-of-the-gateway), [protocol](../protocol/signer.md)). Clients that come while it does not sign are refused."},
 
 		"services[].origin.address":  {"", "The server's address and port, behind the egress of the chains."},
 		"services[].origin.tls":      {"", "The settings to verify the server; see [tls](#services-origin-tls)."},

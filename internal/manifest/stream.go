@@ -21,14 +21,16 @@ type streamLimits struct {
 }
 
 // stream reports whether the function is known to get connections: it is of this kind, or
-// intrusive and unaware.
+// intrusive and of kind unaware or netfilter.
 func (f *function) stream() bool {
 	return f.kind.ok && f.kind.value == model.KindStream || f.plain()
 }
 
 // plain reports whether the function is known to get plain connections: its node opens what is
 // sealed, and the function knows nothing of it.
-func (f *function) plain() bool { return f.unaware() && f.intrusive.ok && f.intrusive.value }
+func (f *function) plain() bool {
+	return (f.unaware() || f.netfilter()) && f.intrusive.ok && f.intrusive.value
+}
 
 // modelKind is the kind that the function has for its node.
 func (f *function) modelKind() model.Kind {
@@ -154,7 +156,9 @@ func (f *function) streamModel() model.Stream {
 		Connections: model.StreamConnectionsDefault, Buffer: model.StreamBufferDefault,
 		Idle: model.StreamIdleDefault, HalfClosed: model.StreamHalfClosedDefault,
 	}
-	if a := f.attach.value; f.plain() {
+	if a := f.attach.value; f.plain() && f.netfilter() {
+		s.Attached = model.FilterAttached(f.name.value)
+	} else if f.plain() {
 		s.Attached = model.Attached{To: a.to.value, From: a.from.value, Via: a.via.value}
 	}
 	l := f.limits.value
@@ -198,6 +202,11 @@ func (c *checker) checkStream(f *function) {
 func (c *checker) checkPlain(f *function) {
 	a := f.attach.value
 	switch {
+	case f.netfilter():
+		if err := model.CheckFilterNamespace(f.namespaceName()); err != nil && f.namespace.ok {
+			c.problemf(f.namespace.at, "%q %v", f.namespace.value, err)
+		}
+		c.checkRulesOnce(f)
 	case !f.attach.given():
 		c.problemf(f.at, `"attach" is missing; plain connections go through interfaces of their own: expect as in {to: eth2, from: eth3}`)
 	case !f.attach.ok:

@@ -46,7 +46,8 @@ type Service struct {
 	Nodes       []string
 	Address     netip.AddrPort
 	Certificate string // a file
-	Key         string // a file
+	Key         string // a file; "": Signer
+	Signer      string // a unix socket, at which another process signs with the key; "": Key
 	Clients     string
 	Origin      Origin
 	Rules       []ServiceRule

@@ -264,9 +264,19 @@ func (s Service) Check() error {
 	if err := CheckServiceAddress(s.Address); err != nil {
 		return fmt.Errorf("address: %q %w", s.Address, err)
 	}
-	for what, name := range map[string]string{"certificate": s.Certificate, "key": s.Key} {
-		if err := CheckFile(name); err != nil {
-			return fmt.Errorf("%s: %q %w", what, name, err)
+	if err := CheckFile(s.Certificate); err != nil {
+		return fmt.Errorf("certificate: %q %w", s.Certificate, err)
+	}
+	switch {
+	case (s.Key == "") == (s.Signer == ""):
+		return errors.New("key: expect a file, or a signer, and not both")
+	case s.Key != "":
+		if err := CheckFile(s.Key); err != nil {
+			return fmt.Errorf("key: %q %w", s.Key, err)
+		}
+	default:
+		if err := CheckSocket(s.Signer); err != nil {
+			return fmt.Errorf("signer: %q %w", s.Signer, err)
 		}
 	}
 	if err := s.Opaque.Check(); err != nil {
@@ -325,6 +335,20 @@ func CheckKeyFile(s string) error {
 		return fmt.Errorf("%q is not a path from the root without dots and double slashes, as /etc/waystamp/seal-7.key", s)
 	}
 	return CheckFile(s)
+}
+
+// CheckSocket holds the rule for names of unix sockets on a gateway's node.
+func CheckSocket(s string) error {
+	const most = 107 // that the kernel takes
+	switch err := CheckFile(s); {
+	case err != nil:
+		return err
+	case !path.IsAbs(s) || s == "/":
+		return errors.New("is not a path from the root, such as /run/shop-signer.sock")
+	case len(s) > most:
+		return fmt.Errorf("has %d bytes; the name of a socket has at most %d", len(s), most)
+	}
+	return nil
 }
 
 // CheckFile holds the rule for names of files on a gateway's node: a path from the root, or one

@@ -31,7 +31,7 @@ func (c Chain) CheckSeal(function func(name string) Function) (list []OnwardProb
 // CheckIntrusive checks the kind of a function that reads payload.
 func CheckIntrusive(intrusive bool, k Kind) error {
 	if intrusive && k != KindStream {
-		return errors.New("is so far only for functions of the kinds stream and unaware: other kinds cannot open sealed data; leave it out")
+		return errors.New("is so far only for functions of the kinds stream, unaware and netfilter: other kinds cannot open sealed data; leave it out")
 	}
 	return nil
 }

@@ -66,6 +66,37 @@ type Attached struct {
 // take them for HTTP. The origin of a service has another one.
 const StreamPlainPort = 80
 
+// FilterAttached is where a function of kind netfilter is that plain connections go through: behind the two interfaces
+// of its namespace, which routes.
+func FilterAttached(function string) Attached {
+	p := NetfilterDetour(function, NamespaceOwn)
+	return Attached{To: p.To, From: p.From, Via: netip.MustParseAddr("fe80::2")}
+}
+
+// CheckFilter checks the packet filter that plain connections of a function go through.
+func (s Stream) CheckFilter(function string, n Netfilter) error {
+	switch {
+	case s.Attached != FilterAttached(function):
+		return errors.New("attached: does not lead to the function's namespace")
+	case n.Namespace != NamespaceOwn:
+		return CheckFilterNamespace(n.Namespace)
+	case len(n.Arguments) > 0 || n.Zones || n.Bypass || len(n.Addresses) > 0:
+		return errors.New("an intrusive function has no arguments, no zones, no bypass and no address: nothing but plain connections goes through it")
+	}
+	return n.Check()
+}
+
+// CheckFilterNamespace holds where rules of an intrusive function run.
+func CheckFilterNamespace(namespace string) error {
+	switch namespace {
+	case NamespaceOwn:
+		return nil
+	case NamespaceNode:
+		return errors.New("is the node's own kernel, where opened payload would be in clear on all of the node; leave namespace out, so that the agent makes one (own)")
+	}
+	return errors.New("is a namespace of another program, whose routes the agent does not set; leave namespace out (own), or connect that namespace to two interfaces and use kind: unaware with attach")
+}
+
 // Bounds and defaults of a function of kind stream.
 const (
 	StreamConnectionsDefault = 100_000

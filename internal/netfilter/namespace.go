@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // Interfaces inside a function's namespace, if its Namespace names no others: packets
@@ -52,6 +53,10 @@ type Namespace struct {
 	// Bypass: connection tracking does not see all packets of a flow, and must not take TCP
 	// segments for wrong because of those that it has not seen.
 	Bypass bool
+
+	// Plain: the function gets plain connections, in both directions, instead of packets of chains. What comes in by one
+	// pair leaves by the other; the node's IP stack has no part in it.
+	Plain bool
 
 	// step is called before each change; tests stop there.
 	step func(what string) error
@@ -364,6 +369,14 @@ func (k *keeper) ends() error {
 			{"net/ipv4/conf/" + e.name + "/forwarding", "1"},
 			{"net/ipv6/conf/" + e.name + "/forwarding", "1"},
 		}
+		if k.Plain && !e.inside {
+			// Workers have the frames of these interfaces. Without a worker they get nowhere.
+			settings = []setting{
+				{"net/ipv6/conf/" + e.name + "/disable_ipv6", "1"},
+				{"net/ipv4/conf/" + e.name + "/forwarding", "0"},
+				{"net/ipv4/conf/" + e.name + "/rp_filter", "1"}, // no route leads back there
+			}
+		}
 		if err := k.settings(e.net, settings); err != nil {
 			return err
 		}
@@ -375,15 +388,18 @@ func (k *keeper) ends() error {
 				return err
 			}
 		}
+		if err := k.want(about("state up"),
+			func() (bool, error) { return e.net.IsUp(e.name) },
+			func() error { return e.net.SetUp(e.name) }); err != nil {
+			return err
+		}
+		if k.Plain && !e.inside {
+			continue
+		}
 		address := netip.PrefixFrom(e.own, 64)
 		if err := k.want(about("address"),
 			func() (bool, error) { return e.net.HasAddress(e.name, address) },
 			func() error { return e.net.AddAddress(e.name, address) }); err != nil {
-			return err
-		}
-		if err := k.want(about("state up"),
-			func() (bool, error) { return e.net.IsUp(e.name) },
-			func() error { return e.net.SetUp(e.name) }); err != nil {
 			return err
 		}
 		if err := k.want(about("neighbour"),
@@ -445,14 +461,66 @@ func (k *keeper) own() error {
 		func() error { return k.inside.SetUp("lo") }); err != nil {
 		return err
 	}
-	for _, r := range k.defaultRoutes() {
-		if err := k.want("route to "+r.Destination.String(),
+	routes := k.defaultRoutes()
+	if k.Plain {
+		routes = k.plainRoutes()
+	}
+	for _, r := range routes {
+		if err := k.want(fmt.Sprintf("route to %s by %s", r.Destination, r.Device),
 			func() (bool, error) { return k.inside.HasRoute(r) },
 			func() error { return k.inside.ReplaceRoute(r) }); err != nil {
 			return err
 		}
 	}
+	for _, r := range k.plainRules() {
+		if err := k.want(fmt.Sprintf("routing rule %d", r.Priority),
+			func() (bool, error) {
+				has, err := k.inside.HasRule(r)
+				return has == k.Plain, err
+			},
+			func() error {
+				if k.Plain {
+					return k.inside.AddRule(r)
+				}
+				return k.inside.DeleteRule(r) // of a function that was intrusive before
+			}); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// Routing tables of plain connections: to servers, and to clients.
+const (
+	toServers = 1
+	toClients = 2
+)
+
+// plainRoutes lead to clients, unless a rule says otherwise.
+func (k *keeper) plainRoutes() (routes []host.Route) {
+	for _, any := range []netip.Prefix{netip.PrefixFrom(netip.IPv6Unspecified(), 0), netip.PrefixFrom(netip.IPv4Unspecified(), 0)} {
+		metric := 0
+		if any.Addr().Is6() {
+			metric = 1
+		}
+		for _, r := range []host.Route{{Device: k.In}, {Device: k.Out, Table: toServers}, {Device: k.In, Table: toClients}} {
+			r.Destination, r.Via, r.Protocol, r.Metric = any, nodeAddress, host.ProtocolWaystamp, metric
+			routes = append(routes, r)
+		}
+	}
+	return routes
+}
+
+// plainRules are those by which packets leave by the other pair than they came in by. What the namespace sends itself, such as
+// the RST of a reject, goes to servers by their port; else to clients.
+func (k *keeper) plainRules() (rules []host.Rule) {
+	for _, ipv4 := range []bool{false, true} {
+		rules = append(rules,
+			host.Rule{IPv4: ipv4, Priority: 100, Input: k.In, Table: toServers},
+			host.Rule{IPv4: ipv4, Priority: 101, Input: k.Out, Table: toClients},
+			host.Rule{IPv4: ipv4, Priority: 102, DestinationPort: model.StreamPlainPort, Table: toServers})
+	}
+	return rules
 }
 
 // beLiberal makes the setting, of whose module the kernel may not have had any use yet: rules

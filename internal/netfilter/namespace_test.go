@@ -145,6 +145,64 @@ func TestWhateverWasChangedIsRepaired(t *testing.T) {
 	}
 }
 
+// A function becomes one that plain connections go through, and the other way round; each time nothing of before stays, and what
+// is changed is repaired.
+func TestANamespaceOfPlainConnectionsRoutesBothWays(t *testing.T) {
+	n, s := node(t)
+	ctx := soon(t)
+	_, err := s.Ensure(ctx)
+	must(t, err)
+	in := inside(t, s)
+	plain := s
+	plain.Plain = true
+	rule := host.Rule{Priority: 100, Input: InsideIn, Table: toServers}
+	look := func(is bool) {
+		t.Helper()
+		for _, ipv4 := range []bool{false, true} {
+			r := rule
+			r.IPv4 = ipv4
+			if has, err := in.HasRule(r); err != nil || has != is {
+				t.Errorf("the routing rule of plain connections is there: %t, %v; want %t", has, err, is)
+			}
+		}
+		for _, end := range []string{"fw-to", "fw-from"} {
+			has, err := n.HasAddress(end, netip.PrefixFrom(nodeAddress, 64))
+			if err != nil || has == is {
+				t.Errorf("%s has an address on the node: %t, %v; want %t", end, has, err, !is)
+			}
+		}
+		want := map[bool]string{true: "1", false: "0"}[is]
+		if v, err := n.Sysctl("net/ipv6/conf/fw-from/disable_ipv6"); err != nil || v != want {
+			t.Errorf("disable_ipv6 of fw-from is %q, %v; want %s", v, err, want)
+		}
+	}
+	look(false)
+	for range 2 {
+		_, err = plain.Ensure(ctx)
+		must(t, err)
+		look(true)
+		whole(t, plain)
+		for name, spoil := range map[string]func() error{
+			"a rule is gone": func() error { return in.DeleteRule(rule) },
+			"another way to servers": func() error {
+				return in.ReplaceRoute(host.Route{Destination: netip.MustParsePrefix("0.0.0.0/0"), Via: nodeAddress, Device: InsideIn, Table: toServers})
+			},
+			"the node takes packets": func() error { return n.SetSysctl("net/ipv6/conf/fw-from/disable_ipv6", "0") },
+			"the node forwards":      func() error { return n.SetSysctl("net/ipv4/conf/fw-to/forwarding", "1") },
+		} {
+			must(t, spoil())
+			if state, err := plain.Ensure(ctx); err != nil || len(state.Changed) == 0 {
+				t.Errorf("%s: got %v, %+v; want that it is repaired", name, err, state)
+			}
+			whole(t, plain)
+		}
+		_, err = s.Ensure(ctx)
+		must(t, err)
+		look(false)
+		whole(t, s)
+	}
+}
+
 func TestNamesOfOthersAreNotTaken(t *testing.T) {
 	ctx := soon(t)
 	says := map[string]string{

@@ -303,8 +303,13 @@ func (c *nodeChecker) stream(p *problems, x Proxy) {
 	if err := x.Stream.Check(); err != nil {
 		p.list = append(p.list, fmt.Errorf("stream: %w", err))
 	}
-	if x.Proxy != model.StreamDetour(x.Function) || x.Netfilter != nil {
+	if x.Proxy != model.StreamDetour(x.Function) {
 		p.addf("stream: its interface, or its way to recognise packets, does not fit a function of kind stream")
+	}
+	if x.Netfilter != nil {
+		if err := x.Stream.CheckFilter(x.Function, x.Netfilter.Netfilter); err != nil {
+			p.list = append(p.list, fmt.Errorf("netfilter: %w", err))
+		}
 	}
 	if a := x.Stream.Attached; a != (model.Attached{}) {
 		if !x.Stream.Intrusive {

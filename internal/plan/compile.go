@@ -116,6 +116,11 @@ func (c *compiler) checkProxy(f model.Function) error {
 		}
 	}
 	if f.Kind == model.KindStream {
+		if f.Netfilter.Namespace != "" {
+			if err := f.Stream.CheckFilter(f.Name, f.Netfilter); err != nil {
+				return err
+			}
+		}
 		return f.Stream.Check()
 	}
 	if err := model.CheckOnUnknown(f.Proxy.OnUnknown, f.Netfilter.Namespace); err != nil {
@@ -470,7 +475,11 @@ func nodePlans(d model.Domain, paths []Path, only map[string]bool) []Node {
 		f := d.Functions[i]
 		behaviour[f.Name] = f.Kind.Behaviour()
 		if f.Kind == model.KindStream {
-			n.Proxies = append(n.Proxies, Proxy{Function: f.Name, Proxy: f.Proxy, Stream: &Stream{Stream: f.Stream, MTU: streamMTU(f.Name, paths), Intrusive: f.Intrusive}})
+			x := Proxy{Function: f.Name, Proxy: f.Proxy, Stream: &Stream{Stream: f.Stream, MTU: streamMTU(f.Name, paths), Intrusive: f.Intrusive}}
+			if f.Netfilter.Namespace != "" {
+				x.Netfilter = &Netfilter{Netfilter: model.Netfilter{Namespace: f.Netfilter.Namespace, Rules: f.Netfilter.Rules}}
+			}
+			n.Proxies = append(n.Proxies, x)
 		}
 		if behaviour[f.Name].Proxied() {
 			x := Proxy{Function: f.Name, Proxy: f.Proxy, Matches: localMatches(f, paths)}

@@ -18,6 +18,8 @@ const (
 	featureKeys    = "keys of functions"      // for seal and open in a function of kind stream
 	featureOCSP    = "gateway ocsp"           // clients whose responders are asked
 	featureHeaders = "gateway client-headers" // services that name headers of their own
+	featureSigner  = "gateway signer"         // services whose keys other processes have
+	featureFilter  = "intrusive netfilter"    // functions of kind netfilter that plain connections go through
 )
 
 // FirstFeatures are those of agents that do not say which they have: they are older than the list. It never
@@ -36,7 +38,7 @@ func Features() []string {
 	all = named[model.Scheme](all, "scheme ")
 	all = named[model.EncapsulationType](all, "encapsulation ")
 	all = named[model.SIDs](all, "sids ")
-	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders)
+	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders, featureSigner, featureFilter)
 }
 
 // named adds the names of all values of an enumeration.
@@ -73,6 +75,9 @@ func (n Node) Features() []string {
 				}
 			}
 			for _, s := range p.Gateway.Services {
+				if s.Signer != "" {
+					seen[featureSigner] = true
+				}
 				if !s.Opaque.On && s.Headers != model.StandardHeaders() {
 					seen[featureHeaders] = true
 				}
@@ -88,6 +93,9 @@ func (n Node) Features() []string {
 			}
 		case p.Stream != nil:
 			seen["kind "+model.KindStream.String()] = true
+			if p.Netfilter != nil {
+				seen[featureFilter] = true
+			}
 			if files, err := function.KeyFiles(p.Stream.Run, p.Stream.Back); err == nil && len(files) > 0 {
 				seen[featureKeys] = true
 			}

@@ -267,7 +267,8 @@ type serviceFile struct {
 	Node        string            `json:"node"`
 	Address     netip.AddrPort    `json:"address"`
 	Certificate string            `json:"certificate"`
-	Key         string            `json:"key"`
+	Key         string            `json:"key,omitempty"`
+	Signer      string            `json:"signer,omitempty"`
 	Clients     string            `json:"clients"`
 	Origin      *originFile       `json:"origin,omitempty"` // none: destinations
 	Rules       []serviceRuleFile `json:"rules"`
@@ -336,7 +337,7 @@ func gatewayToFile(g *Gateway) *gatewayFile {
 	}
 	for _, s := range g.Services {
 		sf := serviceFile{
-			Name: s.Name, Hosts: s.Hosts, Node: s.Nodes[0], Address: s.Address, Certificate: s.Certificate, Key: s.Key, Clients: s.Clients,
+			Name: s.Name, Hosts: s.Hosts, Node: s.Nodes[0], Address: s.Address, Certificate: s.Certificate, Key: s.Key, Signer: s.Signer, Clients: s.Clients,
 			Mode: s.Mode,
 		}
 		if !s.Opaque.On && s.Headers != model.StandardHeaders() {
@@ -379,7 +380,7 @@ func (f *gatewayFile) gateway() *Gateway {
 	}
 	for _, s := range f.Services {
 		ms := model.Service{
-			Name: s.Name, Hosts: s.Hosts, Nodes: []string{s.Node}, Address: s.Address, Certificate: s.Certificate, Key: s.Key, Clients: s.Clients,
+			Name: s.Name, Hosts: s.Hosts, Nodes: []string{s.Node}, Address: s.Address, Certificate: s.Certificate, Key: s.Key, Signer: s.Signer, Clients: s.Clients,
 			Mode: s.Mode,
 		}
 		if s.Origin != nil {

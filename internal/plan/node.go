@@ -44,7 +44,7 @@ type Proxy struct {
 	// leaves the node without an outer header has lost it.
 	Matches []model.Match
 
-	Netfilter *Netfilter // for kind netfilter; else nil
+	Netfilter *Netfilter // for kind netfilter, with Stream if it is intrusive; else nil
 	Stream    *Stream    // for kind stream; else nil
 	Gateway   *Gateway   // for model.GatewayName; else nil
 }

@@ -260,7 +260,7 @@ func TestChainsThatCannotBeSealedAreRefused(t *testing.T) {
 		}, "so far only a gateway's data is sealed"},
 		"by a function that reads nothing": {func(d *model.Domain) { d.Functions[1].Intrusive = false }, `"dpi" is of kind stream, and would receive sealed bytes`},
 		"not at all":                       {func(d *model.Domain) { d.Chains[0].Seal = false }, "set seal: true"},
-		"an intrusive one of another kind": {func(d *model.Domain) { d.Functions[0].Intrusive = true }, "function fw: intrusive: is so far only for functions of the kinds stream and unaware"},
+		"an intrusive one of another kind": {func(d *model.Domain) { d.Functions[0].Intrusive = true }, "function fw: intrusive: is so far only for functions of the kinds stream, unaware and netfilter"},
 		"an intrusive one on a plain chain": {func(d *model.Domain) {
 			f := d.Functions[1]
 			f.Name, f.Proxy = "ids", model.StreamDetour("ids")
@@ -283,6 +283,58 @@ func TestChainsThatCannotBeSealedAreRefused(t *testing.T) {
 				t.Errorf("got %v; want %q", err, c.want)
 			}
 		})
+	}
+}
+
+// Rules that plain connections meet are in the plan of the function's node, beside its interfaces, and nothing is there that such
+// a function has not.
+func TestRulesThatPlainConnectionsMeet(t *testing.T) {
+	const rules = "chain forward {\n\ttype filter hook forward priority filter\n}\n"
+	d := sealing()
+	f := &d.Functions[1]
+	f.Stream.Run, f.Stream.Back, f.Stream.Attached = nil, nil, model.FilterAttached(f.Name)
+	f.Netfilter = model.Netfilter{Namespace: model.NamespaceOwn, Rules: rules, RulesFile: "dpi.nft"}
+	out := compile(t, d, NewKeyring(random(1), nil))
+	i := slices.IndexFunc(out.Nodes, func(n Node) bool { return n.Name == f.Node })
+	text, err := EncodeNode(out.Nodes[i])
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := DecodeNode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := n.Proxies[slices.IndexFunc(n.Proxies, func(x Proxy) bool { return x.Function == f.Name })]
+	if x.Stream == nil || !x.Stream.Intrusive || x.Stream.Attached != model.FilterAttached("dpi") || x.Netfilter == nil || x.Netfilter.Rules != rules || x.Netfilter.RulesFile != "" || x.Netfilter.Namespace != model.NamespaceOwn {
+		t.Errorf("its node has %+v, %+v, %+v", x, x.Stream, x.Netfilter)
+	}
+	if !slices.Contains(n.Features(), featureFilter) {
+		t.Errorf("the plan asks for %q, and not for %q", n.Features(), featureFilter)
+	}
+	for name, c := range map[string]struct {
+		change func(x *Proxy)
+		want   string
+	}{
+		"the node's namespace":       {func(x *Proxy) { x.Netfilter.Namespace = model.NamespaceNode }, "in clear on all of the node"},
+		"a namespace of another":     {func(x *Proxy) { x.Netfilter.Namespace = "dpi" }, "of another program"},
+		"other interfaces":           {func(x *Proxy) { x.Stream.Attached.To = "eth9" }, "does not lead to the function's namespace"},
+		"arguments":                  {func(x *Proxy) { x.Netfilter.Arguments = map[string]uint32{"guest": 1} }, "has no arguments"},
+		"a bypass":                   {func(x *Proxy) { x.Netfilter.Bypass = true }, "no bypass"},
+		"an address":                 {func(x *Proxy) { x.Netfilter.Addresses = []netip.Addr{netip.MustParseAddr("2001:db8::9")} }, "no address"},
+		"a function that reads none": {func(x *Proxy) { x.Stream.Intrusive = false }, "attached is for an intrusive function"},
+	} {
+		n, err := DecodeNode(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.change(&n.Proxies[slices.IndexFunc(n.Proxies, func(x Proxy) bool { return x.Function == f.Name })])
+		if err := n.check(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; want %q", name, err, c.want)
+		}
+	}
+	d.Functions[1].Netfilter.Namespace = model.NamespaceNode
+	if _, err := Compile(d, NewKeyring(random(1), nil)); err == nil || !strings.Contains(err.Error(), "in clear on all of the node") {
+		t.Errorf("in the node's namespace: %v", err)
 	}
 }
 

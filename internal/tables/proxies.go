@@ -335,7 +335,7 @@ func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 	if p.Rewrites {
 		out.Rewrites = 1
 	}
-	if p.Netfilter != nil {
+	if p.Netfilter != nil && p.Stream == nil {
 		out.Mark = 1
 		if !p.Local {
 			out.Peer = 1

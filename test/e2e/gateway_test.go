@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"bytes"
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -33,6 +35,7 @@ import (
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/signer"
 )
 
 // A gateway on r1 of the paper's network, before an origin on h2: requests for /status take the firewall
@@ -240,12 +243,18 @@ func (nulls) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 // curl asks for paths from h1, on one connection if it can, and prints the answer's end, status, and how many connections it made.
 func (s *shop) curl(cert, version string, paths ...string) string {
 	s.t.Helper()
+	return s.curlFor("40", cert, version, paths...)
+}
+
+// curlFor gives up after some seconds.
+func (s *shop) curlFor(seconds, cert, version string, paths ...string) string {
+	s.t.Helper()
 	var args []string
 	for i, p := range paths {
 		if i > 0 {
 			args = append(args, "--next")
 		}
-		args = append(args, "-sS", "-m", "40", "--noproxy", "*", "--cacert", filepath.Join(s.folder, "web.pem"), "--http"+version,
+		args = append(args, "-sS", "-m", seconds, "--noproxy", "*", "--cacert", filepath.Join(s.folder, "web.pem"), "--http"+version,
 			"--resolve", s.resolve(), "-w", "|%{size_download} %{http_code} %{num_connects}\n")
 		if p == "/files/large" {
 			args = append(args, "-o", "/dev/null")
@@ -389,6 +398,7 @@ func TestANodesKeySignsTheAuditLog(t *testing.T) {
 		t.Errorf("of two agents: %d lines, %+v, %v; want all signed by r1", v.Lines, v.Signed, err)
 	}
 	must(t, s.StartAgent(soon(t), "r1"))
+	s.mayRefuse("r1", "stream-down") // what was under way to gateways that have ended
 }
 
 // Past the gateway nothing reaches the service, and nothing that was not let open leaves the worker's place.
@@ -478,6 +488,47 @@ func (w *world) worker(node string) (int, error) {
 func dialIn(s *shop, at string, dial func() error) (err error) {
 	must(s.t, s.Do(at, func() error { err = dial(); return nil }))
 	return err
+}
+
+// The service's key is in a process of its own, and clients are served while that signs their handshakes.
+func TestASignerKeepsTheKeyFromTheGateway(t *testing.T) {
+	t.Parallel()
+	const address = "[fc00:8::2]:443"
+	at := filepath.Join(newDir(t), "signer.sock")
+	domain := strings.Replace(gatewayDomain(t, address), "key: shop.key}", "signer: "+at+"}", 1)
+	var key crypto.Signer
+	s := newShopWith(t, domain, address, func(s *shop) {
+		pair, err := tls.LoadX509KeyPair(filepath.Join(s.folder, "shop.pem"), filepath.Join(s.folder, "shop.key"))
+		must(t, err)
+		key = pair.PrivateKey.(crypto.Signer)
+		must(t, os.Remove(filepath.Join(s.folder, "shop.key")))
+	})
+	if got := s.curl("alice.pem", "2", "/files/a"); !strings.Contains(got, "(35)") && !strings.Contains(got, " 000 ") {
+		t.Errorf("curl prints %q without a signer; want no answer", got)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	l, err := net.Listen("unix", at)
+	must(t, err)
+	done := make(chan error, 1)
+	go func() { done <- signer.Serve(ctx, l, key, slog.New(slog.DiscardHandler)) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	for _, version := range []string{"1.1", "2"} {
+		if got, want := s.curl("alice.pem", version, "/files/a"), "hello|5 200 1\n"; got != want {
+			t.Errorf("curl prints %q with a signer; want %q", got, want)
+		}
+	}
+	m, err := s.Member("r1")
+	must(t, err)
+	text, err := os.ReadFile(filepath.Join(m.Agent.RunDir, "gateway-audit.log"))
+	must(t, err)
+	if !bytes.Contains(text, []byte(`"signer-unreachable"`)) {
+		t.Errorf("the gateway's audit log does not say why nobody was let in:\n%s", text)
+	}
 }
 
 // A list that revokes a certificate ends its connections, wherever they are; a worker that is killed is started again.

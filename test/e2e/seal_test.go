@@ -20,6 +20,8 @@ import (
 
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/netfilter"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
@@ -194,6 +196,12 @@ func plainDomain(t *testing.T, address string, functions map[string]string, made
 	return strings.Join(lines, "\n") + "\n  functions:\n" + made
 }
 
+// attachedTo are the node's interfaces to a function of kind netfilter, and from it.
+func (s *shop) attachedTo(function string) (to, from string) {
+	a := model.FilterAttached(function)
+	return a.To, a.From
+}
+
 // record keeps the frames that come in anywhere, by any interface of any machine, and have the marker in clear.
 func (s *shop) record(places ...string) map[string]*recorder[int] {
 	s.t.Helper()
@@ -277,6 +285,157 @@ func TestAFunctionThatKnowsNothingOfSealsReadsItsConnections(t *testing.T) {
 		if found != own {
 			t.Errorf("the marker in clear was found at %s: %t; want %t", where, found, own)
 		}
+	}
+}
+
+// A function of kind netfilter reads requests by its own rules: one that they reject is refused to the client, one that they drop gets
+// no answer, and none of either reaches the origin. The marker is on the links of its namespace and nowhere else.
+func TestRulesOfNetfilterReadPayload(t *testing.T) {
+	t.Parallel()
+	rules := func(verdict string) string {
+		return `
+      chain forward {
+        type filter hook forward priority filter; policy accept;
+        tcp dport 80 @ih,88,72 0x7365616c2d6576696c counter name evil ` + verdict + `
+        tcp sport 80 counter name answers
+      }
+      counter evil {
+      }
+      counter answers {
+      }
+`
+	}
+	with := func(rules string) string {
+		text := sealedDomainAt(t, "[fc00:8::2]:443")
+		lines := strings.Split(text, "\n")
+		i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "  - {name: dpi, ") })
+		if i < 0 {
+			t.Fatal("the domain has no function dpi")
+		}
+		lines[i] = "  - name: dpi\n    node: r3\n    kind: netfilter\n    intrusive: true\n    rules: |" + rules
+		return strings.Join(lines, "\n")
+	}
+	s := newShopOf(t, with(rules("reject with tcp reset")), "[fc00:8::2]:443")
+	ns, err := host.OpenNamed("waystamp-" + s.Instance("r3") + "-dpi")
+	must(t, err)
+	t.Cleanup(func() { ns.Close() })
+	readers := s.record("r1", "r2", "r3", "r4", "r5", "r6", "h1", "h2")
+	inside := map[string]*recorder[int]{}
+	for _, name := range []string{netfilter.InsideIn, netfilter.InsideOut} {
+		inside[name] = &recorder[int]{}
+		inside[name].startIn(s.world, ns, name, 64<<10, func(frame []byte) (int, bool) { return len(frame), bytes.Contains(frame, []byte("seal-marker")) })
+	}
+	for _, version := range []string{"1.1", "2"} {
+		if got, want := s.curl("alice.pem", version, "/files/"+sealMarker), "hello|5 200 1\n"; got != want {
+			t.Errorf("curl prints %q; want %q", got, want)
+		}
+		if got, want := s.post("alice.pem", version, "/files/form", sealMarker), "hello|200\n"; got != want {
+			t.Errorf("curl prints %q for what it posts; want %q", got, want)
+		}
+	}
+	if got, want := s.curl("alice.pem", "1.1", "/files/large"), "|20000000 200 1\n"; got != want {
+		t.Errorf("curl prints %q for 20 MB; want %q", got, want)
+	}
+	counted := func(name string) uint64 {
+		t.Helper()
+		f, err := s.function("r3", "dpi")
+		must(t, err)
+		if f.Rules == nil || f.Rules.Error != "" {
+			t.Fatalf("the node says %+v of dpi's rules", f.Rules)
+		}
+		for _, c := range f.Rules.Counters {
+			if c.Name == name {
+				return c.Packets
+			}
+		}
+		t.Fatalf("the rules of dpi have no counter %s: %+v", name, f.Rules)
+		return 0
+	}
+	if counted("answers") == 0 {
+		t.Error("no answer has met the rules")
+	}
+	requests := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.seen)
+	}
+	before := requests()
+	if got := s.curl("alice.pem", "1.1", "/files/seal-evil"); !strings.Contains(got, " 502 ") {
+		t.Errorf("curl prints %q for what the rules reject; want 502", got)
+	}
+	if now := requests(); now != before {
+		t.Errorf("the origin has got %d requests that the rules reject", now-before)
+	}
+	if counted("evil") == 0 {
+		t.Error("the rules have rejected nothing")
+	}
+	f, err := s.function("r3", "dpi")
+	must(t, err)
+	if n := f.Stream; n.ResetByFunction == 0 || n.PartMismatch+n.Unsealed+n.Peer+n.NoKey != 0 || n.ToServer.Out == 0 || n.ToClient.Out < 20_000_000 {
+		t.Errorf("dpi has counted %+v", n)
+	}
+	a, b := s.attachedTo("dpi")
+	for where, r := range readers {
+		found, own := len(r.soFar()) > 0, where == "r3 "+b
+		if found != own {
+			t.Errorf("the marker in clear was found at %s: %t; want %t", where, found, own)
+		}
+	}
+	for name, r := range inside {
+		if found, want := len(r.soFar()) > 0, name == netfilter.InsideIn; found != want {
+			t.Errorf("the marker in clear came in by %s of the function's namespace: %t; want %t", name, found, want)
+		}
+	}
+	// The node's kernel takes nothing that comes from the function.
+	for _, name := range []string{a, b} {
+		for key, want := range map[string]string{"ipv6/conf/" + name + "/disable_ipv6": "1", "ipv4/conf/" + name + "/forwarding": "0"} {
+			if v, err := s.net("r3").Sysctl("net/" + key); err != nil || v != want {
+				t.Errorf("%s is %q on the node: %v; want %s", key, v, err, want)
+			}
+		}
+	}
+	// Dropped: nobody says anything, and the connection is not let go on.
+	m := parse(t, with(rules("drop")))
+	next, err := plan.Compile(m.Domain, nil)
+	must(t, err)
+	i := slices.IndexFunc(next.Nodes, func(n plan.Node) bool { return n.Name == "r3" })
+	now := s.plan.Nodes[slices.IndexFunc(s.plan.Nodes, func(n plan.Node) bool { return n.Name == "r3" })]
+	now.Proxies = next.Nodes[i].Proxies
+	worker, err := s.workerOf("r3", "dpi")
+	must(t, err)
+	s.follow(now)
+	rejected := counted("evil")
+	before = requests()
+	if got := s.curlFor("2", "alice.pem", "1.1", "/files/seal-evil"); !strings.Contains(got, " 000 ") {
+		t.Errorf("curl prints %q for what the rules drop; want no answer", got)
+	}
+	if counted("evil") == rejected {
+		t.Error("the rules have dropped nothing")
+	}
+	if now := requests(); now != before {
+		t.Errorf("the origin has got %d requests that the rules drop", now-before)
+	}
+	if got, want := s.curl("alice.pem", "1.1", "/files/a"), "hello|5 200 1\n"; got != want {
+		t.Errorf("curl prints %q beside a request that was dropped; want %q", got, want)
+	}
+	if now, err := s.workerOf("r3", "dpi"); err != nil || now != worker {
+		t.Errorf("with other rules dpi has worker %d: %v; want %d", now, err, worker)
+	}
+	// Rules that the kernel does not take leave those before in force.
+	now.Proxies = slices.Clone(now.Proxies)
+	j := slices.IndexFunc(now.Proxies, func(x plan.Proxy) bool { return x.Function == "dpi" })
+	wrong := *now.Proxies[j].Netfilter
+	wrong.Rules = "chain forward {\n\ttype filter hook forward priority filter; policy accept;\n\tjump nowhere\n}\n"
+	now.Proxies[j].Netfilter = &wrong
+	must(t, s.WriteNodePlan("r3", now))
+	eventually(t, func() error {
+		if p := s.status("r3").Problems; !slices.ContainsFunc(p, func(p string) bool { return strings.Contains(p, "the previous rules stay in force") }) {
+			return fmt.Errorf("r3 says %q of rules that the kernel refuses", p)
+		}
+		return nil
+	})
+	if got := s.curlFor("2", "alice.pem", "1.1", "/files/seal-evil"); !strings.Contains(got, " 000 ") {
+		t.Errorf("curl prints %q with rules that the kernel refuses; want those before in force, and no answer", got)
 	}
 }
 
@@ -418,6 +577,52 @@ func TestAFunctionThatKnowsNothingOfSealsReadsIPv4(t *testing.T) {
 		if found != own {
 			t.Errorf("the marker in clear was found at %s: %t; want %t", where, found, own)
 		}
+	}
+}
+
+// The same by rules of netfilter: the agent's routes in the function's namespace are those of IPv4, too.
+func TestRulesOfNetfilterReadPayloadOfIPv4(t *testing.T) {
+	t.Parallel()
+	const address = "198.51.100.2:443"
+	lines := strings.Split(sealedDomainAt(t, address), "\n")
+	i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "  - {name: dpi, ") })
+	if i < 0 {
+		t.Fatal("the domain has no function dpi")
+	}
+	lines[i] = `  - name: dpi
+    node: r3
+    kind: netfilter
+    intrusive: true
+    rules: |
+      chain forward {
+        type filter hook forward priority filter; policy accept;
+        meta nfproto ipv4 tcp dport 80 @ih,88,72 0x7365616c2d6576696c reject with tcp reset
+      }`
+	text := strings.Join(lines, "\n")
+	for host, prefix := range map[string]string{"h1": "192.0.2.0/24", "h2": "198.51.100.0/24"} {
+		line := regexp.MustCompile(`(\{name: ` + host + `,[^}]*)\}`)
+		if !line.MatchString(text) {
+			t.Fatalf("the lab has no host %s", host)
+		}
+		text = line.ReplaceAllString(text, "${1}, prefix4: "+prefix+"}")
+	}
+	s := newShopOf(t, text, address)
+	if got, want := s.post("alice.pem", "1.1", "/files/form", sealMarker), "hello|200\n"; got != want {
+		t.Errorf("curl prints %q for what it posts; want %q", got, want)
+	}
+	if got, want := s.curl("alice.pem", "2", "/files/large"), "|20000000 200 1\n"; got != want {
+		t.Errorf("curl prints %q for 20 MB; want %q", got, want)
+	}
+	s.mu.Lock()
+	before := len(s.seen)
+	s.mu.Unlock()
+	if got := s.curl("alice.pem", "1.1", "/files/seal-evil"); !strings.Contains(got, " 502 ") {
+		t.Errorf("curl prints %q for what the rules reject; want 502", got)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := len(s.seen); now != before {
+		t.Errorf("the origin has got %d requests that the rules reject", now-before)
 	}
 }
 

@@ -49,7 +49,13 @@ type recorder[T any] struct {
 // not its own; what it does not want is left out.
 func (r *recorder[T]) start(w *world, node, name string, size int, keep func(frame []byte) (T, bool)) {
 	w.t.Helper()
-	r.t, r.port = w.t, openPort(w.t, w.ns(node), name, unix.ETH_P_ALL)
+	r.startIn(w, w.ns(node), name, size, keep)
+}
+
+// startIn is start in a namespace that is no station's.
+func (r *recorder[T]) startIn(w *world, ns *host.NetNS, name string, size int, keep func(frame []byte) (T, bool)) {
+	w.t.Helper()
+	r.t, r.port = w.t, openPort(w.t, ns, name, unix.ETH_P_ALL)
 	done := make(chan error, 1)
 	go func() {
 		done <- r.port.Receive(make([]byte, size), func(frame []byte) {

@@ -10,6 +10,7 @@ import (
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/seal"
+	"github.com/waystamp/waystamp/internal/signer"
 )
 
 // A worker and its parent speak over a pair of sockets: each message is its length in bytes, 32 bits in
@@ -52,7 +53,7 @@ type toWorker struct {
 	Configuration *configuration `json:",omitempty"`
 	Answer        *answer        `json:",omitempty"`
 	Query         *query         `json:",omitempty"`
-	Status        *statusAnswer  `json:",omitempty"`
+	Status        *statusAnswer  `json:",omitempty"` // of a responder, or of a signer
 }
 
 // query is what a parent wants of sessions: one of its fields.
@@ -97,6 +98,7 @@ type toParent struct {
 	Ask        *ask        `json:",omitempty"`
 	Reply      *reply      `json:",omitempty"`
 	Status     *statusAsk  `json:",omitempty"`
+	Sign       *signAsk    `json:",omitempty"`
 	Statistics *Statistics `json:",omitempty"`
 }
 
@@ -119,10 +121,20 @@ type statusAsk struct {
 	gateway.StatusQuestion
 }
 
+// signAsk is a question to the signer of a service.
+type signAsk struct {
+	Number             uint64
+	Service, Algorithm string
+	Message            []byte
+}
+
+// statusAnswer is what the parent has got for the worker.
 type statusAnswer struct {
 	Number uint64
-	DER    []byte // as the responder gave it
+	DER    []byte // as the responder gave it, or a signature
 	Error  string // "": it answered
+	// Why is what kept a signer from signing.
+	Why signer.Failure `json:",omitempty"`
 }
 
 func send(w io.Writer, message any, most int) error {

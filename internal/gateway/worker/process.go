@@ -265,7 +265,10 @@ func (p *Process) follow() {
 			}
 		}
 		if m.Status != nil {
-			p.askResponder(m.Status)
+			p.get(m.Status.Number, func(ctx context.Context) ([]byte, error) { return p.status(ctx, m.Status.StatusQuestion) })
+		}
+		if m.Sign != nil {
+			p.get(m.Sign.Number, func(ctx context.Context) ([]byte, error) { return p.signed(ctx, m.Sign) })
 		}
 		if m.Ask != nil {
 			a := &answer{Number: m.Ask.Number}

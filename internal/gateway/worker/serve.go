@@ -26,6 +26,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/seal"
+	"github.com/waystamp/waystamp/internal/signer"
 	"github.com/waystamp/waystamp/internal/stream/sandbox"
 )
 
@@ -133,7 +134,7 @@ func (w *worker) begin(c *configuration, audit *os.File) error {
 		return err
 	}
 	w.setChains(c.Chains)
-	w.gateway, err = gateway.New(gateway.Config{Services: services, Revoked: c.Revoked, Dialer: w, Status: w.status, Audit: w.audit, Limits: gateway.DefaultLimits(), Log: w.log, Now: time.Now})
+	w.gateway, err = gateway.New(gateway.Config{Services: services, Revoked: c.Revoked, Dialer: w, Status: w.status, Sign: w.sign, Audit: w.audit, Limits: gateway.DefaultLimits(), Log: w.log, Now: time.Now})
 	return err
 }
 
@@ -411,6 +412,16 @@ func (w *worker) ask(ctx context.Context, what Ask) (*seal.Part, error) {
 
 // status has the parent ask a responder of OCSP.
 func (w *worker) status(ctx context.Context, q gateway.StatusQuestion) ([]byte, error) {
+	return w.got(ctx, func(number uint64) toParent { return toParent{Status: &statusAsk{number, q}} })
+}
+
+// sign has the parent ask the signer of a service.
+func (w *worker) sign(ctx context.Context, service, algorithm string, message []byte) ([]byte, error) {
+	return w.got(ctx, func(number uint64) toParent { return toParent{Sign: &signAsk{number, service, algorithm, message}} })
+}
+
+// got is what the parent gets from another process.
+func (w *worker) got(ctx context.Context, ask func(number uint64) toParent) ([]byte, error) {
 	to := make(chan statusAnswer, 1)
 	w.mu.Lock()
 	w.asked++
@@ -422,12 +433,15 @@ func (w *worker) status(ctx context.Context, q gateway.StatusQuestion) ([]byte, 
 		delete(w.statuses, number)
 		w.mu.Unlock()
 	}()
-	if err := w.send(toParent{Status: &statusAsk{number, q}}); err != nil {
-		return nil, fmt.Errorf("have the responder asked: %w", err)
+	if err := w.send(ask(number)); err != nil {
+		return nil, fmt.Errorf("have somebody asked: %w", err)
 	}
 	select {
 	case a := <-to:
-		if a.Error != "" {
+		switch {
+		case a.Error != "" && a.Why != 0:
+			return nil, &signer.Error{Why: a.Why, Err: errors.New(a.Error)}
+		case a.Error != "":
 			return nil, errors.New(a.Error)
 		}
 		return a.DER, nil

@@ -9,6 +9,7 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -41,6 +42,7 @@ import (
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/seal"
+	"github.com/waystamp/waystamp/internal/signer"
 	"github.com/waystamp/waystamp/internal/stream/sandbox"
 )
 
@@ -1039,6 +1041,79 @@ func TestTheParentAsksNobodyElse(t *testing.T) {
 	case at := <-asked:
 		t.Errorf("somebody was asked for %s", at)
 	default:
+	}
+}
+
+// signs serves with a key at a socket until the end of the test, or what it returns is called.
+func (w *world) signs(at string, key crypto.Signer) (stop func()) {
+	w.Helper()
+	l, err := net.Listen("unix", at)
+	must(w, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- signer.Serve(ctx, l, key, slog.New(slog.DiscardHandler)) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.Error(err)
+		}
+	})
+	w.Cleanup(stop)
+	return stop
+}
+
+// A process that has no key has its handshakes signed by way of its parent, and refuses clients, each with the reason, while it cannot.
+func TestTheParentAsksSigners(t *testing.T) {
+	w := newWorld(t)
+	cert, key := w.serverCertificate("shop.example.org")
+	_, other := w.serverCertificate("shop.example.org")
+	w.file("shop.pem", certificate(cert))
+	must(t, os.Remove(w.pem("shop.key")))
+	at := filepath.Join(w.folder, "signer.sock")
+	w.config.Services[0].Key, w.config.Services[0].Signer = "", at
+	stop := w.signs(at, key)
+	w.start()
+	ask := func() string { return w.curl("--cert", w.pem("alice.pem"), "/status") }
+	if got := ask(); got != "hello|200 1\n" {
+		t.Errorf("curl prints %q; want 200: %s", got, w.said())
+	}
+	want := map[gateway.Reason]uint64{}
+	refused := func(why gateway.Reason) {
+		t.Helper()
+		if got := ask(); strings.Contains(got, "|200") {
+			t.Errorf("curl prints %q; want a handshake that is refused (%s)", got, why)
+		}
+		want[why]++
+		eventually(t, fmt.Sprintf("refusals are %v", want), func() bool { return maps.Equal(w.process.Statistics().Refused, want) })
+	}
+	stop()
+	refused(gateway.SignerUnreachable)
+	stop = w.signs(at, other)
+	refused(gateway.SignerInvalid)
+	stop()
+	large, err := rsa.GenerateKey(rand.Reader, 2048) // signs by another algorithm
+	must(t, err)
+	stop = w.signs(at, large)
+	refused(gateway.SignerRefused)
+	stop()
+	w.signs(at, key)
+	if got := ask(); got != "hello|200 1\n" {
+		t.Errorf("with its signer again curl prints %q; want 200", got)
+	}
+	w.verified()
+	// What a process wants signed that was taken over is asked of nobody.
+	hello := append(bytes.Repeat([]byte{' '}, 64), "TLS 1.3, server CertificateVerify\x00"+strings.Repeat("h", 32)...)
+	for name, q := range map[string]*signAsk{
+		"for another service": {Service: "other", Algorithm: "ecdsa_secp256r1_sha256", Message: hello},
+		"of something else":   {Service: "shop", Algorithm: "ecdsa_secp256r1_sha256", Message: hello[1:]},
+		"of a client":         {Service: "shop", Algorithm: "ecdsa_secp256r1_sha256", Message: bytes.Replace(hello, []byte("server"), []byte("client"), 1)},
+	} {
+		if signature, err := w.process.signed(t.Context(), q); err == nil || !strings.Contains(err.Error(), "there is no such service") && !strings.Contains(err.Error(), "no CertificateVerify") {
+			t.Errorf("a signature %s: %x, %v", name, signature, err)
+		}
+	}
+	if _, err := w.process.signed(t.Context(), &signAsk{Service: "shop", Algorithm: "ecdsa_secp256r1_sha256", Message: hello}); err != nil {
+		t.Errorf("a handshake of the service: %v", err)
 	}
 }
 
