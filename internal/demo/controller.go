@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/waystamp/waystamp/examples"
@@ -42,7 +43,7 @@ func (s *stage) playControlled(ctx context.Context, play func(scenes func() []sc
 		return fmt.Errorf("make a directory for the domain's file: %w", err)
 	}
 	defer os.RemoveAll(folder)
-	x := &governed{stage: s, file: filepath.Join(folder, "domain.yaml")}
+	x := &governed{stage: s, file: filepath.Join(folder, "domain.yaml"), counts: map[counted]count{}}
 	if err := x.write("dpi"); err != nil {
 		return err
 	}
@@ -55,7 +56,19 @@ func (s *stage) playControlled(ctx context.Context, play func(scenes func() []sc
 type governed struct {
 	*stage
 	file string
+
+	mu     sync.Mutex
+	counts map[counted]count // of chain web, forward
 }
+
+// counted is what a node counts of one SID of a path, or of its headend.
+type counted struct {
+	node, role, sid string
+	path            uint32
+}
+
+// count goes on where a node has given up a path's SID with its count, as it does when an old epoch has drained.
+type count struct{ last, all uint64 }
 
 // write makes the domain's file one whose chain has this function behind fw.
 func (x *governed) write(function string) error {
@@ -94,8 +107,10 @@ func (x *governed) scenes() []scene {
 // stamped is what nodes have counted of chain web, forward, with all epochs and SIDs together.
 type stamped map[string]uint64
 
+// stamped looks at what nodes count, of which the sum since the first look does not go down.
 func (x *governed) stamped(ctx context.Context) (stamped, error) {
-	out := stamped{}
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	for _, m := range x.lab.Members() {
 		if m.Role != lab.RoleNode {
 			continue
@@ -104,13 +119,44 @@ func (x *governed) stamped(ctx context.Context) (stamped, error) {
 		if err != nil {
 			return nil, err
 		}
+		is := map[counted]uint64{}
 		for _, p := range c.Paths {
 			if p.Chain == "web" && p.Direction == model.Forward.String() {
-				out[m.Name] += p.Frames
+				id := counted{node: m.Name, role: p.Role, path: p.Path}
+				if p.SID != nil {
+					id.sid = p.SID.String()
+				}
+				is[id] = p.Frames
+				if _, known := x.counts[id]; !known {
+					x.counts[id] = count{}
+				}
 			}
 		}
+		for id, n := range x.counts {
+			if id.node != m.Name {
+				continue
+			}
+			if is[id] < n.last { // it has been given up, and perhaps been taken again
+				n.last = 0
+			}
+			x.counts[id] = count{is[id], n.all + is[id] - n.last}
+		}
+	}
+	out := stamped{}
+	for id, n := range x.counts {
+		out[id.node] += n.all
 	}
 	return out, nil
+}
+
+// lookAgain is how often nodes' counts are looked at meanwhile. An epoch that drains has none that changes in its last second.
+const lookAgain = 200 * time.Millisecond
+
+// look looks at nodes' counts until the context ends. An agent that is being restarted tells nothing.
+func (x *governed) look(ctx context.Context) {
+	for wait(ctx, lookAgain) == nil {
+		_, _ = x.stamped(ctx)
+	}
 }
 
 func (x *governed) counters(ctx context.Context, node string) (api.Counters, error) {
@@ -177,6 +223,16 @@ func (x *governed) lossless(ctx context.Context, do func(context.Context) ([]str
 			}
 		}
 		ended <- r
+	}()
+	looking, stop := context.WithCancel(ctx)
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		x.look(looking)
+	}()
+	defer func() {
+		stop()
+		<-looked
 	}()
 	saw, err = do(ctx)
 	close(done)
