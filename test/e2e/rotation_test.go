@@ -57,7 +57,7 @@ nodes:
       - {name: r6-r3, role: core, mtu: 1700, HOOK}
 functions:
   - {name: fw, node: r2, kind: forward}
-  - {name: slow, node: r3, kind: unaware, attach: {to: slow-to, from: slow-from}, cache: {size: 65536}}
+  - {name: slow, node: r3, kind: unaware, attach: {to: slow-to, from: slow-from}, cache: {size: 65536}, lifetime: 10s}
 chains:
   - {name: keyed, ingress: [r1, r7], functions: [fw, slow], egress: r6, match: {destination: "fc00:8::/64"}, proof: {scheme: keyed}}
   - {name: bound, ingress: [r1, r7], functions: [fw, slow], egress: r6, match: {destination: "fc00:9::/64"}, proof: {scheme: keyed-flow}}
