@@ -110,24 +110,32 @@ For root and the user of the agent.`,
   waystamp session end 17 --instance edge`,
 		Args: command.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := strconv.ParseUint(args[0], 10, 64)
-			if err != nil || id == 0 {
-				return command.Usagef("%q is not the ID of a session; waystamp get sessions lists them", args[0])
-			}
-			gateways, err := o.gateways(cmd.Context())
+			id, gateways, err := o.sessionOf(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			defer closeAll(gateways)
-			if len(gateways) > 1 {
-				return command.Usagef("%d of these agents have gateways, each with sessions of its own; name one with --instance or --socket", len(gateways))
-			}
 			return gateways[0].EndSession(cmd.Context(), id)
 		},
 	}
 	o.add(end)
 	cmd.AddCommand(end)
 	return cmd
+}
+
+// sessionOf reads the ID of a session, and connects to the one agent that has a gateway. The caller closes what is returned.
+func (t *targetFlags) sessionOf(ctx context.Context, text string) (id uint64, gateways []client, err error) {
+	if id, err = strconv.ParseUint(text, 10, 64); err != nil || id == 0 {
+		return 0, nil, command.Usagef("%q is not the ID of a session; waystamp get sessions lists them", text)
+	}
+	if gateways, err = t.gateways(ctx); err != nil {
+		return 0, nil, err
+	}
+	if len(gateways) > 1 {
+		closeAll(gateways)
+		return 0, nil, command.Usagef("%d of these agents have gateways, each with sessions of its own; name one with --instance or --socket", len(gateways))
+	}
+	return id, gateways, nil
 }
 
 func newDescribeSession(in surroundings) *cobra.Command {
@@ -150,18 +158,11 @@ For root and the user of the agent.`,
 			if err := command.CheckOutput(output, "table", "json", "yaml"); err != nil {
 				return err
 			}
-			id, err := strconv.ParseUint(args[0], 10, 64)
-			if err != nil || id == 0 {
-				return command.Usagef("%q is not the ID of a session; waystamp get sessions lists them", args[0])
-			}
-			gateways, err := o.gateways(cmd.Context())
+			id, gateways, err := o.sessionOf(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			defer closeAll(gateways)
-			if len(gateways) > 1 {
-				return command.Usagef("%d of these agents have gateways, each with sessions of its own; name one with --instance or --socket", len(gateways))
-			}
 			v, err := gateways[0].Session(cmd.Context(), id)
 			if err != nil {
 				return err
