@@ -65,20 +65,7 @@ func TestAFullDiskRefusesChangesAndServesPlans(t *testing.T) {
 		t.Errorf("something of the change is there: %v", s)
 	}
 	// A node that has lost its plan gets it again.
-	r2 := agents["r2"]
-	r2.stop()
-	w.must(os.Remove(r2.member.PlanFile()))
-	came := make(chan struct{}, 1)
-	r2.refuses = func(plan.Node) bool {
-		notify(came)
-		return false
-	}
-	r2.run("")
-	select {
-	case <-came:
-	case <-time.After(patience):
-		t.Fatal("no plan came")
-	}
+	w.servesPlan(agents["r2"])
 
 	w.must(os.Remove(filepath.Join(w.dir, "ballast")))
 	w.until("the change", settled(w.apply(large)))
@@ -145,19 +132,24 @@ func TestADiskThatBecomesReadOnlyRefusesChangesAndServesPlans(t *testing.T) {
 		f.member.Numbers(f.gave(of), f.saw(of, allSeen))
 	}
 	w.until("the reason", func(s *v1.State) bool { return strings.Contains(s.Problem, why) })
-	r2 := agents["r2"]
-	r2.stop()
-	w.must(os.Remove(r2.member.PlanFile()))
+	w.servesPlan(agents["r2"])
+}
+
+// servesPlan lets a node lose its plan, and waits until it gets it again.
+func (w *world) servesPlan(f *fake) {
+	w.Helper()
+	f.stop()
+	w.must(os.Remove(f.member.PlanFile()))
 	came := make(chan struct{}, 1)
-	r2.refuses = func(plan.Node) bool {
+	f.refuses = func(plan.Node) bool {
 		notify(came)
 		return false
 	}
-	r2.run("")
+	f.run("")
 	select {
 	case <-came:
 	case <-time.After(patience):
-		t.Fatal("no plan came")
+		w.Fatal("no plan came")
 	}
 }
 
