@@ -152,14 +152,15 @@ const (
 	// for packets with labels and packets that take paths over labels, for
 	// services, for flows that may bypass their function, and for packets that
 	// take paths over labels at egress.
-	ProgramExt       = 0
-	ProgramOriginate = 1
-	ProgramStream    = 2
-	ProgramMPLS      = 3
-	ProgramGateway   = 4
-	ProgramBypass    = 5
-	ProgramMPLSOut   = 6
-	Programs         = 7
+	ProgramExt        = 0
+	ProgramOriginate  = 1
+	ProgramStream     = 2
+	ProgramMPLS       = 3
+	ProgramGateway    = 4
+	ProgramBypass     = 5
+	ProgramMPLSOut    = 6
+	ProgramMPLSBypass = 7
+	Programs          = 8
 
 	// ws_programs_xdp: the programs for packets with labels, and for packets that
 	// take a path over labels.

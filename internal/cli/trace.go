@@ -40,7 +40,7 @@ func newTraceCommand(in surroundings) *cobra.Command {
 		Use:   "trace CHAIN",
 		Short: "Follow the next packets of a chain from hop to hop",
 		Long: `Ask the controller to trace the next packets of a chain. The headend sets the O-flag (RFC 9259)
-in the SRH of so many packets, and each hop that stamps such a packet, and the egress that
+in the SRH of so many packets, over labels the flag in the word behind them, and each hop that stamps such a packet, and the egress that
 verifies it, sends an event. The command prints for each packet its hops, the time between
 them, the value CML of the proof before and after each stamp, and what became of the packet: verified,
 refused by a node, or lost behind the last hop. The packets are those of the users: the command sends none.
@@ -49,7 +49,7 @@ The time between hops on two nodes is as exact as their clocks agree. With the s
 the packet's number are not printed: they are masked on each link. A refusal is printed if the node
 has sampled it. A connection through a function on byte streams takes several paths, each of which is traced.
 
-Chains over labels cannot be traced. If you interrupt the command, the headends set the flag no more.
+If you interrupt the command, the headends set the flag no more.
 Only an admin may trace.
 
 Exit code 4 if a packet was refused or lost, 1 if no packet came before the time-out.`,

@@ -465,9 +465,6 @@ func (c *Controller) newTrace(ctx context.Context, r *v1.TraceRequest) (*trace, 
 			if known = known || p.Chain == r.Chain; p.Chain != r.Chain || r.Direction != "" && p.Direction.String() != r.Direction || !isPart(p, live[0]) {
 				continue
 			}
-			if p.OverLabels() {
-				return nil, nil, refuse(connect.CodeFailedPrecondition, "chain %s is over labels and cannot be traced: its packets have no SRH and so no O-flag, and programs do not use the flag of their word", r.Chain)
-			}
 			t := &tracedPath{path: p.Path, plans: map[uint8]plan.Path{}, toldOf: map[tracedID]bool{}, asked: true}
 			for _, in := range p.Ingress {
 				t.headend = append(t.headend, in.Node)

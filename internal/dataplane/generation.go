@@ -364,7 +364,7 @@ func (d *Dataplane) loadPrograms(g *generation, cfg abi.Config, programs []strin
 		}
 		load.Go(func() (err error) {
 			loaded[i], constants[i], err = loadProgram(name, specs[i], g.maps)
-			if name == object.BypassTC && errors.Is(err, ebpf.ErrNotSupported) {
+			if looksUp(name) && errors.Is(err, ebpf.ErrNotSupported) {
 				return errNoLookUp
 			}
 			if err == nil && constants[i] == nil {
@@ -468,6 +468,7 @@ var jumps = []struct {
 	{tables.MapPrograms, abi.ProgramMPLSOut, object.MPLSOutTC},
 	{tables.MapPrograms, abi.ProgramGateway, object.GatewayTC},
 	{tables.MapPrograms, abi.ProgramBypass, object.BypassTC},
+	{tables.MapPrograms, abi.ProgramMPLSBypass, object.MPLSBypassTC},
 	{tables.MapProgramsXDP, abi.ProgramXDPCore, object.MPLSCoreXDP},
 	{tables.MapProgramsXDP, abi.ProgramXDPEdge, object.MPLSEdgeXDP},
 }

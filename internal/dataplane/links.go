@@ -228,6 +228,9 @@ func programsOf(n plan.Node, bs []binding) []string {
 		}
 		if p.Netfilter != nil && p.Netfilter.Bypass {
 			need[object.BypassTC] = true
+			if n.MPLS != nil {
+				need[object.MPLSBypassTC] = true
+			}
 		}
 		if p.Stream != nil || p.Gateway != nil {
 			need[object.StreamTC] = true

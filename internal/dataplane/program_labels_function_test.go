@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"bytes"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -58,6 +59,7 @@ func functionGetsPacketsWithoutLabels(t *testing.T, scheme model.Scheme, way det
 	l := &labelRun{T: t, domain: out}
 	r := newProxyRun(t, l.node("r2"))
 	next := [6]byte{2, 9, 9, 9, 9, 9}
+	hop := r.traced(r.d)
 	r.must(errors.Join(
 		r.net.AddRoute(host.Route{Destination: xtest.Prefix("fd00:2::3/128"), Via: xtest.Addr("fd00:5::2"), Device: "side"}),
 		r.net.AddNeighbour("side", xtest.Addr("fd00:5::2"), next),
@@ -70,6 +72,9 @@ func functionGetsPacketsWithoutLabels(t *testing.T, scheme model.Scheme, way det
 			number := uint64(1 + 2*i + j)
 			p := l.onLabelsOf(chain, 1, number)
 			p.Stack = change(p.Stack)
+			if traced := i == 1; traced {
+				p.Word.Flags = mpls.FlagTrace
+			}
 			verdict, b, err := r.run(object.CoreTC, "in", p.Append(nil), 0)
 			if err != nil || verdict != way.sent || !slices.Equal(b[srv6.EthernetLen:], p.Payload) || !slices.Equal(b[12:14], etherType(chain == "legacy")) {
 				t.Fatalf("%s: to the function: verdict %d, %v, refusals %v\n%x, want\n%x", chain, verdict, err, r.refusals(), b, p.Payload)
@@ -92,6 +97,14 @@ func functionGetsPacketsWithoutLabels(t *testing.T, scheme model.Scheme, way det
 				t.Fatalf("%s: %v: %x", chain, err, b)
 			}
 			want := l.onLabelsOf(chain, 2, number)
+			want.Word.Flags = p.Word.Flags
+			if p.Word.Flags != 0 {
+				was, _ := srv6.ReadProof(*p.Proof)
+				now, _ := srv6.ReadProof(*want.Proof)
+				if h := hop(); h.Path != was.Path || h.Position != 1 || h.Verified || h.Number != number || !bytes.Equal(h.Before, beBytes(was.CML)) || !bytes.Equal(h.After, beBytes(now.CML)) || int(h.Len) != len(b) {
+					t.Errorf("%s: traced, %+v; it came with CML %x and left with %x", chain, h, was.CML, now.CML)
+				}
+			}
 			if [6]byte(b) != next || *got.Proof != *want.Proof || *got.Word != *want.Word || !slices.Equal(got.Payload, p.Payload) {
 				t.Errorf("%s: back it is\n%+v, want\n%+v", chain, got, want)
 			}

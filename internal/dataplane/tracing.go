@@ -24,10 +24,7 @@ type tracing struct {
 // entry is the entry of a trace; -1: none.
 func (t *tracing) entry(w event.Trace) int { return slices.Index(t.wanted[:], w) }
 
-// ErrTraceLabels means that a path over labels was to be traced.
-var ErrTraceLabels = errors.New("a chain over labels cannot be traced: its packets have no SRH and so no O-flag, and programs do not use the flag of their word")
-
-// Trace sets the traces at headends of this node: of each path the next packets, so many, get the O-flag. A trace that
+// Trace sets the traces at headends of this node: of each path the next packets, so many, get the O-flag, over labels the flag of their word. A trace that
 // was wanted already goes on. It returns an error for each trace that it does not take, and takes the others.
 func (d *Dataplane) Trace(wanted []event.Trace) error {
 	d.mu.Lock()
@@ -60,14 +57,11 @@ func (d *Dataplane) beginLocked(w event.Trace) error {
 	if slices.ContainsFunc(d.tracing.wanted[:], func(o event.Trace) bool { return o.Packets != 0 && o.Path == w.Path }) {
 		return fmt.Errorf("trace of path %#x: another trace of the path is under way", w.Path)
 	}
-	_, h, err := d.headendLocked(w.Path)
-	switch {
+	switch _, _, err := d.headendLocked(w.Path); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return fmt.Errorf("trace of path %#x: this node is no headend of it", w.Path)
 	case err != nil:
 		return err
-	case abi.Form(h.Form) == abi.FormLabels:
-		return fmt.Errorf("trace of path %#x: %w", w.Path, ErrTraceLabels)
 	}
 	i := d.tracing.entry(event.Trace{})
 	if i < 0 {

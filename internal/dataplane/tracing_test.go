@@ -3,7 +3,6 @@ package dataplane
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -147,7 +146,7 @@ func TestATraceOutlivesChangesOfThePlan(t *testing.T) {
 	}
 }
 
-// A node traces so many paths at once, and none over labels.
+// A node traces so many paths at once.
 func TestANodeTracesSoManyPaths(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
@@ -162,13 +161,6 @@ func TestANodeTracesSoManyPaths(t *testing.T) {
 		t.Errorf("%d traces: %v", len(wanted), err)
 	}
 	b.must(d.Trace(wanted[1:])) // in the place of the first one
-	index, h, err := d.headendLocked(100)
-	b.must(err)
-	h.Form = uint8(abi.FormLabels)
-	b.must(d.gen.maps[tables.MapHeadends].Put(index, h))
-	if err := d.Trace(wanted[:1]); !errors.Is(err, ErrTraceLabels) {
-		t.Errorf("over labels: %v", err)
-	}
 }
 
 // A packet keeps its flag while it is in a function, and is told of when it has come back and has its stamp.

@@ -64,6 +64,11 @@ func haveLookUp() error {
 	return fmt.Errorf("there is no program %s", object.BypassTC)
 }
 
+// looksUp: the program reads the kernel's connection tracking, which not every kernel offers to programs.
+func looksUp(program string) bool {
+	return program == object.BypassTC || program == object.MPLSBypassTC
+}
+
 // trialLimits are as low as can be: sizes are nothing to the verifier.
 var trialLimits = tables.Limits{Lines: tables.LinesLeast, Headends: 1, Stats: 1, Hops: 1, Egresses: 1, Places: 1, Buckets: 1, Slots: 1}
 
@@ -82,7 +87,7 @@ func TryPrograms() ([]Trial, error) {
 	var out []Trial
 	for _, o := range slices.Concat(object.All, object.Alone) {
 		err := tryProgram(o, cfg, trialLimits)
-		if o.Program == object.BypassTC && errors.Is(err, ebpf.ErrNotSupported) {
+		if looksUp(o.Program) && errors.Is(err, ebpf.ErrNotSupported) {
 			continue
 		}
 		out = append(out, Trial{o.Program, slices.ContainsFunc(object.Alone, func(a object.Object) bool { return a.Program == o.Program }), lastLines(err)})

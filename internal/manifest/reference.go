@@ -161,7 +161,7 @@ func Sections() []Section {
 			Path: "chains[].encapsulation", Title: "chains: encapsulation",
 			Text: "The outer headers that the headend adds to packets ([ADR 0014](../adr/0014-compressed-sids-are-a-property-of-the-path.md), [ADR 0067](../adr/0067-labels-are-another-spelling-of-sids.md)).",
 			Rules: []string{
-				"Only type `srv6` supports `sids: compressed`, `reduced` and waypoints. Type `sr-mpls` supports no `bypass: established`, and no `segments: keep` with `recognise: content`.",
+				"Only type `srv6` supports `sids: compressed`, `reduced` and waypoints. Type `sr-mpls` supports no `segments: keep` with `recognise: content`.",
 				"Super-packets (TSO, GRO) are segmented into frames before they get labels ([ADR 0080](../adr/0080-super-packets-are-cut-before-they-get-labels.md)).",
 			},
 		},

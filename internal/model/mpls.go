@@ -130,8 +130,6 @@ func (c Chain) CheckLabels(function func(name string) Function) (list []LabelPro
 		switch f := function(name); {
 		case f.Kind == KindUnaware && f.Proxy.Recognise == RecogniseContent && f.Proxy.Segments != SegmentsCut:
 			add("functions", i, "%s has segments: %s, and over sr-mpls there are no super-packets; leave it out", name, f.Proxy.Segments)
-		case f.Kind == KindNetfilter && f.Netfilter.Bypass:
-			add("functions", i, "%s has bypass: established, and over sr-mpls every packet visits its functions; leave it out, or use type srv6", name)
 		}
 	}
 	return list

@@ -106,10 +106,14 @@ func (e *echo) asks() {
 
 func TestFlowsGoPastAFirewallThatHasAcceptedThem(t *testing.T) {
 	t.Parallel()
-	for _, d := range []model.Datapath{model.DatapathTC, model.DatapathXDP} {
-		t.Run(d.String(), func(t *testing.T) {
-			w := build(t, bypassing, datapath(d))
-			if d == model.DatapathXDP {
+	for _, c := range []struct {
+		name    string
+		d       model.Datapath
+		carried change
+	}{{"tc", model.DatapathTC, overSRv6}, {"xdp", model.DatapathXDP, overSRv6}, {"tc, sr-mpls", model.DatapathTC, overLabels}} {
+		t.Run(c.name, func(t *testing.T) {
+			w := build(t, bypassing, datapath(c.d), c.carried)
+			if c.d == model.DatapathXDP {
 				for host1, link := range map[string]string{"h1": "h1-r1", "h2": "h2-r6"} {
 					must(t, w.net(host1).SetOffload(link, host.GRO, true))          // else it takes no redirects
 					must(t, w.net(host1).SetOffload(link, host.TransmitSum, false)) // nobody completes them behind XDP

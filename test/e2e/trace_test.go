@@ -9,6 +9,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
@@ -32,7 +33,54 @@ var filtered = strings.NewReplacer(
 // exactly those packets have the flag.
 func TestAChainIsTracedHopByHop(t *testing.T) {
 	t.Parallel()
-	text := filtered.Replace(paper)
+	t.Run("srv6", func(t *testing.T) {
+		t.Parallel()
+		frames, packets := chainIsTraced(t, filtered.Replace(paper), func(frame []byte) bool {
+			p, err := srv6.DecodeFrame(frame)
+			return err == nil && p.SRH != nil
+		})
+		// tshark reads the flags.
+		file := pcap(t, frames)
+		count := func(filter string) int {
+			t.Helper()
+			return len(strings.Fields(string(tool(t, "tshark", "-r", file, "-Y", filter, "-T", "fields", "-e", "frame.number"))))
+		}
+		all, flagged := count("ipv6.routing.srh.last_entry"), count("ipv6.routing.srh.flags == 0x20")
+		if all != len(frames) || flagged != packets || count("ipv6.routing.srh.flags != 0x20") != all-flagged {
+			t.Errorf("%d of %d frames have the flag, want %d", flagged, len(frames), packets)
+		}
+	})
+	t.Run("sr-mpls", func(t *testing.T) {
+		t.Parallel()
+		flags := func(frame []byte) (uint8, bool) {
+			p, err := mpls.ParseFrame(frame, func(label uint32) bool { return label-100000 < 1<<16 })
+			if err != nil || p.Word == nil {
+				return 0, false
+			}
+			return p.Word.Flags, true
+		}
+		frames, packets := chainIsTraced(t, labelledText(t, filtered.Replace(paper)), func(frame []byte) bool {
+			_, ok := flags(frame)
+			return ok
+		})
+		flagged := 0
+		for _, f := range frames {
+			switch is, _ := flags(f); is {
+			case mpls.FlagTrace:
+				flagged++
+			case 0:
+			default:
+				t.Errorf("a word has the flags %#x", is)
+			}
+		}
+		if flagged != packets {
+			t.Errorf("%d of %d frames have the flag, want %d", flagged, len(frames), packets)
+		}
+	})
+}
+
+// chainIsTraced returns the frames of the chain at r2, and how many of them a trace asked for.
+func chainIsTraced(t *testing.T, text string, ofChain func(frame []byte) bool) (frames [][]byte, traced int) {
 	c := buildControlled(t, text)
 	defer c.close()
 	c.start()
@@ -46,12 +94,11 @@ func TestAChainIsTracedHopByHop(t *testing.T) {
 	c.reaches("h1", "h2")
 	var wire recorder[[]byte]
 	wire.start(c.world, "r2", "r2-r1", 2048, func(frame []byte) ([]byte, bool) {
-		p, err := srv6.DecodeFrame(frame)
-		return bytes.Clone(frame), err == nil && p.SRH != nil
+		return bytes.Clone(frame), ofChain(frame)
 	})
 
-	// traced runs the command while echo requests of a size go from h1 to h2.
-	traced := func(size, code int, args ...string) (out api.TraceOutput) {
+	// trace runs the command while echo requests of a size go from h1 to h2.
+	trace := func(size, code int, args ...string) (out api.TraceOutput) {
 		t.Helper()
 		p := start(t, append([]string{"trace", "web", "-o", "json", "--timeout", "2m", "--controller", "unix:" + c.dir + "/operators"}, args...)...)
 		ended := make(chan result, 1)
@@ -70,7 +117,7 @@ func TestAChainIsTracedHopByHop(t *testing.T) {
 		}
 	}
 	const packets = 2
-	both := traced(56, 0, "--direction", "both", "--packets", "2")
+	both := trace(56, 0, "--direction", "both", "--packets", "2")
 	if len(both.Paths) != 2 || len(both.Packets) != 2*packets || both.TimedOut || both.Foreign != 0 || len(both.Warnings) != 0 {
 		t.Fatalf("%+v", both)
 	}
@@ -101,22 +148,12 @@ func TestAChainIsTracedHopByHop(t *testing.T) {
 	}
 
 	// Its stamp is missing at the function that dropped it, and at all behind.
-	lost := traced(800, 4, "--packets", "1")
+	lost := trace(800, 4, "--packets", "1")
 	if len(lost.Packets) != 1 || lost.Packets[0].Outcome != "lost" || len(lost.Packets[0].Hops) != 2 ||
 		lost.Packets[0].Sentence != "the last hop was position 1 (r2, fw); position 2 (r3, filter) has not told of it, and no node of a refusal" {
 		t.Errorf("%+v", lost.Packets)
 	}
 
-	// tshark reads the flags; at r2 there are those of the forward path.
-	frames := wire.soFar()
-	file := pcap(t, frames)
-	count := func(filter string) int {
-		t.Helper()
-		return len(strings.Fields(string(tool(t, "tshark", "-r", file, "-Y", filter, "-T", "fields", "-e", "frame.number"))))
-	}
-	all, flagged := count("ipv6.routing.srh.last_entry"), count("ipv6.routing.srh.flags == 0x20")
-	if all != len(frames) || flagged != packets+1 || count("ipv6.routing.srh.flags != 0x20") != all-flagged {
-		t.Errorf("%d of %d frames have the flag, want %d", flagged, len(frames), packets+1)
-	}
 	c.checkRefusals()
+	return wire.soFar(), packets + 1 // at r2 there are those of the forward path
 }

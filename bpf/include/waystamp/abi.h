@@ -749,7 +749,8 @@ _Static_assert(sizeof(struct ws_label) == 16, "ws_label is ABI");
 #define WS_PROGRAM_GATEWAY 4
 #define WS_PROGRAM_BYPASS 5
 #define WS_PROGRAM_MPLS_OUT 6
-#define WS_PROGRAMS 7
+#define WS_PROGRAM_MPLS_BYPASS 7
+#define WS_PROGRAMS 8
 
 /* ws_programs_xdp: the programs for packets with labels,
  * and for packets that take a path over labels.

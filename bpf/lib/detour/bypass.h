@@ -135,6 +135,21 @@ static __always_inline enum bypass bypass_answer(struct bypass_flow *f)
 	return BYPASS_YES;
 }
 
+#define BYPASS_NO_FLOW 0xffffffffU /* the index of no entry */
+
+/* Does this program look for the flow? If not, the one behind the tail call does. */
+#if defined(WS_MPLS) && !defined(WS_MPLS_BYPASS)
+#define BYPASS_HERE false
+#else
+#define BYPASS_HERE true
+#endif
+
+#ifdef WS_MPLS
+#define BYPASS_PROGRAM WS_PROGRAM_MPLS_BYPASS
+#else
+#define BYPASS_PROGRAM WS_PROGRAM_BYPASS
+#endif
+
 #define BYPASS_IP4 (1U << 31)
 
 /* p has a bypass. who: its key, and BYPASS_IP4; at: the flow's entry;

@@ -204,9 +204,12 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	if (p->gone)
 		return ws_refuse(skb, REASON(FUNCTION_GONE), 0);
-	if (OUTER_IS_IP && !EXT_LEN_MAX && p->bypass &&
-	    bypass_tc(skb, ep, p, &inner, &next, first, s, &verdict))
-		return verdict;
+	if (!EXT_LEN_MAX && p->bypass) {
+		if (!BYPASS_HERE)
+			return step_on(s, STEP_BYPASS, BYPASS_NO_FLOW);
+		if (bypass_tc(skb, ep, p, &inner, &next, first, s, &verdict))
+			return verdict;
+	}
 	if (OUTER_IS_IP && skb->gso_size && p->cut) {
 		proxy_count(p, rx_cut);
 		frames = p->cuts ? gso_keep_begin(skb, ep, p, outer) : 0;

@@ -49,6 +49,8 @@ struct word {
 };
 _Static_assert(sizeof(struct word) == 4, "word");
 
+#define WORD_FLAG_TRACE 0x01 /* in place of the O-flag of an SRH (RFC 9259 2.1) */
+
 #define OUTER_IS_IP false /* programs write the link-layer addresses */
 #define OUTER_PROTO ETH_P_MPLS_UC
 
@@ -300,11 +302,9 @@ static __always_inline __u32 outer_ecn(const struct outer *o)
 	return ECN_NOT_ECT;
 }
 
-/* Labels have no flag for traces. */
 static __always_inline bool outer_is_traced(const struct outer *o)
 {
-	(void)o;
-	return false;
+	return o->word->flags & WORD_FLAG_TRACE;
 }
 
 /* Offset of the proof, in bytes from the outer header. */

@@ -24,7 +24,6 @@ outer_finish(struct cursor c, __u32 outer_len, __u32 inner_len, bool is_ip4,
 	__be32 *entry = c.pos;
 
 	(void)inner_len;
-	(void)traced;
 	if (!eth || (void *)(entry + SERVICE_AT + 1) > c.end)
 		return NULL;
 	barrier_var(off);
@@ -39,5 +38,7 @@ outer_finish(struct cursor c, __u32 outer_len, __u32 inner_len, bool is_ip4,
 	entry[SERVICE_AT] |= class;
 	if (is_ip4)
 		word->nexthdr = NEXTHDR_IPV4;
+	if (traced)
+		word->flags = WORD_FLAG_TRACE;
 	return tlv;
 }

@@ -16,6 +16,7 @@ static __always_inline bool outer_head_has_options(const struct outer_head *h)
 /* After a function: the kept labels have been written before the packet that the
  * function sent; they have no length. Returns the proof, which is not stamped; NULL:
  * the packet has another type than the one that went to the function, or a bug.
+ * *traced: as outer_is_traced.
  */
 static __always_inline struct proof_tlv *
 outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len,
@@ -26,7 +27,6 @@ outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len,
 	const struct word *word;
 	const __u8 *inner;
 
-	*traced = false;
 	(void)outer_len;
 	(void)inner_len;
 	if (!cursor_take(&c, struct eth_hdr))
@@ -41,5 +41,6 @@ outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len,
 	/* The word has the type of the packet that went to the function. */
 	if (word->nexthdr != (*inner >> 4 == 4 ? NEXTHDR_IPV4 : NEXTHDR_IPV6))
 		return NULL;
+	*traced = word->flags & WORD_FLAG_TRACE;
 	return tlv;
 }

@@ -137,7 +137,7 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 	case STEP_BYPASS:
 		skb->cb[0] = first;
 		skb->cb[1] = s.exit;
-		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_BYPASS);
+		bpf_tail_call(skb, &ws_programs, BYPASS_PROGRAM);
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	case STEP_FORWARD:
 		return ws_forward(skb, s.exit, WAY_UNKNOWN);

@@ -71,7 +71,7 @@ static __always_inline bool headend_finish(ctx_t *ctx,
 					   const struct ws_headend *h,
 					   const struct headend_packet *pkt)
 {
-	bool traced = OUTER_IS_IP && trace_takes(h); /* labels have no flag */
+	bool traced = trace_takes(h);
 	struct proof_tlv *tlv = outer_finish(ctx_cursor(ctx), pkt->outer_len,
 					     pkt->inner_len, pkt->is_ip4,
 					     pkt->marks, traced);

@@ -17,6 +17,7 @@ package object
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types streamTC ../../../bpf/stream_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types gatewayTC ../../../bpf/gateway_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types bypassTC ../../../bpf/bypass_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types mplsBypassTC ../../../bpf/mpls_bypass_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types mplsTC ../../../bpf/mpls_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types mplsOutTC ../../../bpf/mpls_out_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types mplsCoreXDP ../../../bpf/mpls_core_xdp.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror

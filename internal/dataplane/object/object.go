@@ -8,23 +8,24 @@ import (
 
 // Names of the programs.
 const (
-	CoreTC      = coreTCProgWsCoreTc
-	CoreXDP     = coreXDPProgWsCoreXdp
-	EdgeTC      = edgeTCProgWsEdgeTc
-	EdgeXDP     = edgeXDPProgWsEdgeXdp
-	FunctionTC  = functionTCProgWsFunctionTc
-	FunctionXDP = functionXDPProgWsFunctionXdp
-	CoreOutTC   = coreOutTCProgWsCoreOutTc
-	EdgeOutTC   = edgeOutTCProgWsEdgeOutTc
-	ExtTC       = extTCProgWsExtTc
-	OriginateTC = originateTCProgWsOriginateTc
-	StreamTC    = streamTCProgWsStreamTc
-	MPLSTC      = mplsTCProgWsMplsTc
-	MPLSOutTC   = mplsOutTCProgWsMplsOutTc
-	MPLSCoreXDP = mplsCoreXDPProgWsMplsCoreXdp
-	MPLSEdgeXDP = mplsEdgeXDPProgWsMplsEdgeXdp
-	GatewayTC   = gatewayTCProgWsGatewayTc
-	BypassTC    = bypassTCProgWsBypassTc
+	CoreTC       = coreTCProgWsCoreTc
+	CoreXDP      = coreXDPProgWsCoreXdp
+	EdgeTC       = edgeTCProgWsEdgeTc
+	EdgeXDP      = edgeXDPProgWsEdgeXdp
+	FunctionTC   = functionTCProgWsFunctionTc
+	FunctionXDP  = functionXDPProgWsFunctionXdp
+	CoreOutTC    = coreOutTCProgWsCoreOutTc
+	EdgeOutTC    = edgeOutTCProgWsEdgeOutTc
+	ExtTC        = extTCProgWsExtTc
+	OriginateTC  = originateTCProgWsOriginateTc
+	StreamTC     = streamTCProgWsStreamTc
+	MPLSTC       = mplsTCProgWsMplsTc
+	MPLSOutTC    = mplsOutTCProgWsMplsOutTc
+	MPLSCoreXDP  = mplsCoreXDPProgWsMplsCoreXdp
+	MPLSEdgeXDP  = mplsEdgeXDPProgWsMplsEdgeXdp
+	GatewayTC    = gatewayTCProgWsGatewayTc
+	BypassTC     = bypassTCProgWsBypassTc
+	MPLSBypassTC = mplsBypassTCProgWsMplsBypassTc
 )
 
 // VarConfig is the variable that each object is configured by, an abi.Config.
@@ -56,6 +57,7 @@ var All = []Object{
 	{MPLSEdgeXDP, loadMplsEdgeXDP, &_MplsEdgeXDPBytes},
 	{GatewayTC, loadGatewayTC, &_GatewayTCBytes},
 	{BypassTC, loadBypassTC, &_BypassTCBytes},
+	{MPLSBypassTC, loadMplsBypassTC, &_MplsBypassTCBytes},
 }
 
 // Alone are the objects of programs with maps of their own, which are of no generation.
