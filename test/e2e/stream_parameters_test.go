@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -133,6 +134,7 @@ func TestOtherParametersInTheSIDAreRefused(t *testing.T) {
 	if len(all) < 3 {
 		t.Fatalf("%d frames of the part came; want 3", len(all))
 	}
+	since := time.Now()
 	link := openPort(t, w.ns("r1"), "r1-r2", unix.ETH_P_IPV6)
 	// None, those of chain web4, and some that nobody has.
 	const destination, entry = 14 + 24, 14 + 40 + 8 // in a frame with one entry
@@ -147,4 +149,39 @@ func TestOtherParametersInTheSIDAreRefused(t *testing.T) {
 		must(t, link.Send(f))
 	}
 	w.refused("r2", "segments", 3)
+	w.explained(w.event(since, "r2", "segments"), "*its segment list says r2 as fc00:0:0:200::*")
+}
+
+// Parameters are behind other segments of a part, also where the first entry is left out of the list; compressed lists have none, and connections take the
+// instance all the same.
+func TestParametersAreInPlainListsAlone(t *testing.T) {
+	t.Parallel()
+	file := example(t, "parameters.yaml")
+	for _, form := range []string{"{sids: compressed}", "{reduced: true}"} {
+		file = strings.Replace(file, "    direction: both\n", "    direction: both \n    encapsulation: "+form+"\n", 1) // a blank tells it from the next
+	}
+	w := build(t, file)
+	back := map[string]uint32{"rate:0xf4240:0x3d0900": w.part("web", "reverse, up to rate:0xf4240:0x3d0900").Path, "rate:0x7d000": w.part("web4", "reverse, up to rate:0x7d000").Path}
+	c := w.capture("r2", "r2-r3")
+	for _, w.ipv4 = range []bool{false, true} {
+		must(t, w.echoed(strings.Repeat("a text ", 1000)))
+	}
+	for name, lower := range map[string]uint64{"rate:0xf4240:0x3d0900": 0, "rate:0x7d000": 512000} {
+		frames := 0
+		for _, p := range c.soFar() {
+			if v, ok := p.Proof(); !ok || v.Path != back[name] {
+				continue
+			}
+			b := p.Header.Destination.As16()
+			if got := binary.BigEndian.Uint64(b[8:]); got != lower {
+				t.Errorf("%s: a packet goes to %s; want %#x in its lower 64 bits", name, p.Header.Destination, lower)
+			}
+			frames++
+		}
+		f, err := w.function("r2", name)
+		must(t, err)
+		if frames == 0 || f.Stream.Opened != 1 {
+			t.Errorf("%s: %d frames of the way back, %d connections; want some, and one", name, frames, f.Stream.Opened)
+		}
+	}
 }
