@@ -9,6 +9,7 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/stream"
 )
@@ -33,7 +34,7 @@ func (a *agent) connectionsOf(function string, limit int) (any, error) {
 		return out, nil
 	}
 	for _, p := range n.Proxies {
-		if p.Stream != nil && (function == "" || function == p.Function) {
+		if p.Stream != nil && (function == "" || model.IsOf(p.Function, function)) {
 			out.Functions = append(out.Functions, p.Function)
 		}
 	}

@@ -98,6 +98,23 @@ func TestConnectionsHaveTheirPathsAndSockets(t *testing.T) {
 	}
 }
 
+// A function's name is also that of its instances.
+func TestConnectionsOfAFunctionAreThoseOfItsInstances(t *testing.T) {
+	a := &agent{dp: fakeDataPath{newFakeMachine()}, status: newStatusBoard("test")}
+	n := zipNode()
+	n.Proxies = append(n.Proxies, plan.Proxy{Function: "zip:0x2a", Stream: &plan.Stream{}}, plan.Proxy{Function: "zip2:0x2a", Stream: &plan.Stream{}})
+	a.inForce.Store(n)
+	for function, want := range map[string][]string{"zip": {"zip", "zip:0x2a"}, "zip:0x2a": {"zip:0x2a"}, "zip2": {"zip2:0x2a"}, "zip:0x2": {}} {
+		got, err := a.connectionsOf(function, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got.(api.Connections).Functions); diff != "" {
+			t.Errorf("functions of %s (-want +got):\n%s", function, diff)
+		}
+	}
+}
+
 // A worker's refusal is an event, with the worker's interface and both ends.
 func TestRefusalsOfWorkersAreEvents(t *testing.T) {
 	a := &agent{log: newHistory(), status: newStatusBoard("test")}

@@ -418,7 +418,7 @@ func readFunctions(ctx context.Context, c client) (reading, error) {
 
 func readStreams(ctx context.Context, c client, name string) (reading, error) {
 	v, err := c.Functions(ctx)
-	v.Functions = slices.DeleteFunc(v.Functions, func(f api.Function) bool { return f.Stream == nil || name != "" && f.Function != name })
+	v.Functions = slices.DeleteFunc(v.Functions, func(f api.Function) bool { return f.Stream == nil || name != "" && !model.IsOf(f.Function, name) })
 	r := reading{
 		node: v.Node, output: api.StreamsOutput{Version: api.Version, Node: v.Node, Streams: v.Functions},
 		header: []string{"FUNCTION", "WORKER", "RESTARTS", "NOW", "OPENED", "REFUSED", "UNREACHED", "RESET", "IN", "OUT"}, key: 1,

@@ -75,14 +75,14 @@ func TestGetStreamsListsConnections(t *testing.T) {
 	}
 }
 
-// The name of a function has its line alone.
+// The name of a function has its line alone, and those of its instances.
 func TestGetStreamsOfOneFunction(t *testing.T) {
-	c := &fakeClient{functions: api.Functions{Node: "r2", Functions: []api.Function{{Function: "fw"}, {Function: "zip", Stream: &api.Stream{}}, {Function: "dpi", Stream: &api.Stream{}}}}}
-	for name, want := range map[string]int{"": 2, "zip": 1, "fw": 0, "zap": 0} {
+	c := &fakeClient{functions: api.Functions{Node: "r2", Functions: []api.Function{{Function: "fw"}, {Function: "zip", Stream: &api.Stream{}}, {Function: "zip:0x2a", Stream: &api.Stream{}}, {Function: "dpi", Stream: &api.Stream{}}}}}
+	for name, want := range map[string]int{"": 3, "zip": 2, "zip:0x2a": 1, "zip:0x2b": 0, "fw": 0, "zap": 0} {
 		r, err := readStreams(t.Context(), c, name)
 		if err != nil || len(r.rows) != want || (r.lacks == "") != (want > 0) {
 			t.Errorf("%q: %d rows, lacks %q, %v; want %d", name, len(r.rows), r.lacks, err, want)
 		}
-		c.functions.Functions = []api.Function{{Function: "fw"}, {Function: "zip", Stream: &api.Stream{}}, {Function: "dpi", Stream: &api.Stream{}}}
+		c.functions.Functions = []api.Function{{Function: "fw"}, {Function: "zip", Stream: &api.Stream{}}, {Function: "zip:0x2a", Stream: &api.Stream{}}, {Function: "dpi", Stream: &api.Stream{}}}
 	}
 }

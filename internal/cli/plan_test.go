@@ -50,6 +50,8 @@ func TestPlanShowsEveryPathAndNode(t *testing.T) {
 		"plan-compressed.txt":  {"-f", planCompressed},
 		"plan-compressed.json": {"-f", planCompressed, "-o", "json"},
 		"plan-streams.txt":     {"-f", "../../examples/streams.yaml"},
+		"plan-parameters.txt":  {"-f", "../../examples/parameters.yaml"},
+		"plan-parameters.json": {"-f", "../../examples/parameters.yaml", "-o", "json"},
 		"plan-zerotrust.txt":   {"-f", "../../examples/zerotrust.yaml"},
 		"plan-zerotrust.json":  {"-f", "../../examples/zerotrust.yaml", "-o", "json"},
 		"plan-mpls.txt":        {"-f", "testdata/mpls.yaml"},

@@ -128,10 +128,13 @@ type planSegmentView struct {
 	SID      netip.Addr `json:"sid"`
 	Argument uint32     `json:"argument,omitempty"` // for the function
 
+	Parameters string `json:"parameters,omitempty"` // of the visit to the function that the path ends at
+
 	NodeLabel    uint32 `json:"node_label,omitempty"` // of a path over labels
 	ServiceLabel uint32 `json:"service_label,omitempty"`
 
-	hidden bool // the argument is in the plans alone
+	hidden bool       // the argument, or the parameters, are in the plans alone
+	sent   netip.Addr // the SID with its parameters; not valid: it has none
 }
 
 // planMPLSView is what the domain says of labels.
@@ -290,11 +293,19 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			for _, sid := range h.Waypoints {
 				pv.Segments = append(pv.Segments, planSegmentView{Waypoint: true, SID: sid})
 			}
-			pv.Segments = append(pv.Segments, planSegmentView{
+			s := planSegmentView{
 				Position: j + 1, Node: h.Node, Function: h.Function, SID: h.SID, Argument: h.Argument,
 				NodeLabel: h.NodeLabel, ServiceLabel: h.ServiceLabel,
-				hidden: p.Encapsulation.SIDs == model.SIDsCompressed,
-			})
+				hidden: p.Encapsulation.SIDs == model.SIDsCompressed || h.Parameters != 0 && p.OverLabels(),
+			}
+			if h.Parameters != 0 {
+				s.Parameters = model.ParametersText(h.Parameters)
+				if !s.hidden {
+					list := p.Segments()
+					s.sent = list[len(list)-1]
+				}
+			}
+			pv.Segments = append(pv.Segments, s)
 		}
 		replay[p.Hops[len(p.Hops)-1].Node] += pv.Replay
 		v.Paths = append(v.Paths, pv)
@@ -479,8 +490,14 @@ func (p planPathView) table(b *strings.Builder) {
 			function += fmt.Sprintf(", argument %d, not on the wire", s.Argument)
 		case s.Argument > 0:
 			function += fmt.Sprintf(", argument %d", s.Argument)
+		case s.Parameters != "" && s.hidden:
+			function += ", parameters not on the wire" // the name has them
 		}
-		cells := []any{s.Position, s.Node, function, s.SID}
+		sid := s.SID
+		if s.sent.IsValid() {
+			sid = s.sent
+		}
+		cells := []any{s.Position, s.Node, function, sid}
 		if labels {
 			cells = append(cells, s.NodeLabel, s.ServiceLabel)
 		}

@@ -71,6 +71,9 @@ func namesOf(d model.Domain, s *v1.State, kind string) (*v1.DescribeResponse, er
 
 // about is all that is known of one node, chain or function.
 func (c *Controller) about(d model.Domain, s *v1.State, kind, name string) (*v1.DescribeResponse, error) {
+	if p, err := model.ReadInstance(name); kind == aboutFunction && err == nil {
+		name = p.Function // of which it is an instance
+	}
 	all, err := namesOf(d, s, kind)
 	if err != nil {
 		return nil, err
@@ -198,7 +201,8 @@ func nodeFacts(d model.Domain, n model.Node) (out []*v1.Fact) {
 func chainFacts(ch model.Chain, at map[string]string) (out []*v1.Fact) {
 	way := []string{strings.Join(ch.Ingress, " or ")}
 	for _, f := range ch.Functions {
-		way = append(way, fmt.Sprintf("%s (%s)", f, at[f]))
+		name, _ := ch.InstanceOf(f)
+		way = append(way, fmt.Sprintf("%s (%s)", name, at[f]))
 	}
 	direction := "forward"
 	if ch.Both {

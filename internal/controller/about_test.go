@@ -75,6 +75,9 @@ func TestDescribeSaysForWhomAnEpochWaits(t *testing.T) {
 	if d := w.describe("function", "fw"); len(d.Nodes) != 1 || d.Nodes[0].Name != "r2" || len(d.Chains) != 1 || d.Chains[0].Name != "web" {
 		t.Errorf("function fw: %v", d)
 	}
+	if d := w.describe("function", "fw:0x2a"); len(d.Chains) != 1 || d.Chains[0].Name != "web" {
+		t.Errorf("an instance of function fw: %v", d)
+	}
 	if d := w.describe("function", ""); !slices.Equal(d.Names, []string{"fw"}) || len(d.Nodes) != 0 {
 		t.Errorf("functions: %v", d)
 	}
@@ -350,4 +353,14 @@ func TestAChainOfANodeInTroubleIsDegraded(t *testing.T) {
 	}
 	r2.refuse(nil)
 	w.until("drained", drained)
+}
+
+// The way of a chain has the names of instances.
+func TestAChainIsDescribedWithItsParameters(t *testing.T) {
+	ch := model.Chain{Ingress: []string{"r1"}, Functions: []string{"zip", "fw"}, Egress: "r6", Parameters: []model.Parameters{{Function: "zip", Forward: 0x2a}}}
+	for _, f := range chainFacts(ch, map[string]string{"zip": "r2", "fw": "r3"}) {
+		if f.Name == "way" && f.Value != "r1 -> zip:0x2a:0 (r2) -> fw (r3) -> r6" {
+			t.Errorf("its way is %q", f.Value)
+		}
+	}
 }

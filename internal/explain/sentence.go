@@ -434,10 +434,12 @@ func (x *explainer) listClause() string {
 		return "; its segment list names nothing before " + hopName(x.path, len(x.path.Hops)-1)
 	}
 	var names []string
+	planned := x.sids(x.path.Carried()) // with the egress
 	for i, c := range x.out.Carried {
 		n := c.Name
-		// The same place by name, another address: the argument differs.
-		if i < len(x.out.Planned) && x.out.Planned[i].Name == n && x.out.Planned[i].SID != c.SID {
+		// The same place by name, another address: the argument differs, or the parameters of the last one do.
+		if i < len(x.out.Planned) && x.out.Planned[i].Name == n && planned[i] != c.SID ||
+			i == len(planned)-1 && upper64(planned[i]) == upper64(c.SID) && planned[i] != c.SID {
 			n += " as " + c.SID.String()
 		}
 		names = append(names, n)

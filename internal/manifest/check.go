@@ -355,6 +355,9 @@ func (c *checker) checkChain(ch *chain) {
 			whole = false
 		}
 	}
+	if !c.checkParameters(ch) {
+		whole = false
+	}
 	if egress := terminal(ch.egress, "egress"); egress != nil {
 		nodes = append(nodes, egress)
 	}
@@ -707,6 +710,7 @@ func (f file) domain(name string) model.Domain {
 			values := of.arguments.values
 			m.Arguments = append(m.Arguments, model.Argument{Of: a.of, Forward: values[a.forward.value].value, Reverse: values[a.reverse.value].value})
 		}
+		m.Parameters = ch.parametersModel()
 		d.Chains = append(d.Chains, m)
 	}
 	d.Clients, d.Services = f.gatewayModels(name)

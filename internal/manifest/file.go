@@ -1,8 +1,10 @@
 package manifest
 
 import (
+	"errors"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
@@ -144,6 +146,7 @@ type chain struct {
 	functions   item[[]item[string]]
 	back        item[[]item[string]] // of return
 	arguments   []argument
+	parameters  []parameters
 	waypoints   []waypoint
 	egress      item[string]
 	match       place
@@ -177,6 +180,13 @@ type chain struct {
 type argument struct {
 	of               int // index in functions
 	forward, reverse item[string]
+}
+
+// parameters are those of an entry of a chain's functions, or of the functions of its way back.
+type parameters struct {
+	function         item[string]
+	forward, reverse item[uint64] // of an entry of the way back: reverse alone
+	back             bool         // it is an entry of the way back
 }
 
 // waypoint is an entry of a chain's functions that is a segment of somebody else's.
@@ -516,7 +526,7 @@ func readChain(c cursor) chain {
 		field{"functions", true, ch.readFunctions},
 		field{"egress", true, into(&ch.egress, nameOf("node"))},
 		field{"return", false, func(c cursor) {
-			c.fields(field{"functions", true, list(&ch.back, nameOf("function"))})
+			c.fields(field{"functions", true, ch.readReturn})
 		}},
 		field{"match", false, func(c cursor) {
 			ch.match = c.at
@@ -581,17 +591,19 @@ func (ch *chain) readFunctions(c cursor) {
 		n := len(ch.functions.value)
 		var function item[string]
 		a, w := argument{of: n}, waypoint{before: n}
+		var p parameters
 		before := len(c.r.problems)
 		c.fields(
 			field{"name", false, into(&function, nameOf("function"))},
 			field{"argument", false, a.read},
+			field{"parameters", false, p.read},
 			field{"sid", false, into(&w.sid, func(c cursor) item[netip.Addr] {
 				return c.address(func(netip.Addr) error { return nil })
 			})},
 		)
 		switch given := a.forward.given() || a.reverse.given(); {
-		case w.sid.given() && (function.given() || given):
-			c.r.problemf(w.sid.at, "a waypoint has only a sid; only a function has name and argument")
+		case w.sid.given() && (function.given() || given || p.given()):
+			c.r.problemf(w.sid.at, "a waypoint has only a sid; only a function has name, argument and parameters")
 		case w.sid.given():
 			ch.waypoints = append(ch.waypoints, w)
 		case function.given():
@@ -599,10 +611,81 @@ func (ch *chain) readFunctions(c cursor) {
 			if given {
 				ch.arguments = append(ch.arguments, a)
 			}
+			if p.given() {
+				p.function = function
+				ch.parameters = append(ch.parameters, p)
+			}
 		case len(c.r.problems) == before:
 			c.r.problemf(c.at, "names nothing to visit; expect {name: FUNCTION, argument: NAME}, or {sid: SID} for a waypoint")
 		}
 	})
+}
+
+// readReturn reads the functions of the way back, with the parameters of their visits there.
+func (ch *chain) readReturn(c cursor) {
+	ch.back.at = c.at
+	_, ch.back.ok = c.node.(*ast.SequenceNode)
+	c.each(func(c cursor) {
+		c.takes("name of a function")
+		if _, ok := c.node.(*ast.MappingNode); !ok {
+			ch.back.value = append(ch.back.value, c.text())
+			return
+		}
+		p := parameters{back: true}
+		c.fields(
+			field{"name", true, into(&p.function, nameOf("function"))},
+			field{"parameters", false, into(&p.reverse, readParameters)},
+		)
+		if p.function.given() {
+			ch.back.value = append(ch.back.value, p.function)
+		}
+		if p.function.given() && p.reverse.given() {
+			ch.parameters = append(ch.parameters, p)
+		}
+	})
+}
+
+// read reads a number for both directions, or one for each.
+func (p *parameters) read(c cursor) {
+	c.takes("number of 48 bits from 1, decimal or hexadecimal as in 0x2a, or one for each direction as in {forward: 0x2a, reverse: 0x2b}")
+	if _, ok := c.node.(*ast.MappingNode); !ok || c.r.outline != nil {
+		p.forward = readParameters(c)
+		p.reverse = p.forward
+		return
+	}
+	c.fields(
+		field{"forward", false, into(&p.forward, readParameters)},
+		field{"reverse", false, into(&p.reverse, readParameters)},
+	)
+}
+
+func (p *parameters) given() bool { return p.forward.given() || p.reverse.given() }
+
+func readParameters(c cursor) item[uint64] {
+	if c.takes("number of 48 bits from 1, decimal or hexadecimal as in 0x2a") {
+		return item[uint64]{}
+	}
+	t := c.text()
+	v := item[uint64]{at: c.at}
+	if !t.ok {
+		return v
+	}
+	digits, base := t.value, 10
+	if hex, ok := strings.CutPrefix(t.value, "0x"); ok {
+		digits, base = hex, 16
+	}
+	n, err := strconv.ParseUint(digits, base, 64)
+	switch {
+	case errors.Is(err, strconv.ErrRange) || n > model.ParametersMax:
+		c.r.problemf(c.at, "%s is larger than the 48 bits that a SID has for parameters; give at most %#x", quote(t.value), uint64(model.ParametersMax))
+	case err != nil:
+		c.r.problemf(c.at, "%s is not a number; expect a decimal one, or a hexadecimal one as 0x2a", quote(t.value))
+	case n == 0:
+		c.r.problemf(c.at, "parameters of 0 are the same as none; leave them out, or give a number from 1")
+	default:
+		v.value, v.ok = n, true
+	}
+	return v
 }
 
 // read reads one name for both directions, or one for each.

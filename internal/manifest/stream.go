@@ -3,6 +3,8 @@ package manifest
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -84,6 +86,11 @@ func parseStreamEntry(text string) (streamfunction.Entry, error) {
 	if k := list[0].Key; k != nil {
 		if err := model.CheckKeyFile(k.File); err != nil {
 			return list[0], fmt.Errorf("%s: file %w", list[0].Name, err)
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(list[0].Keys)) {
+		if err := model.CheckKeyFile(list[0].Keys[n]); err != nil {
+			return list[0], fmt.Errorf("%s: keys: %d: file %w", list[0].Name, n, err)
 		}
 	}
 	return list[0], nil
@@ -217,4 +224,77 @@ func (c *checker) checkPlain(f *function) {
 			c.problemf(f.attach.at, "%v", err)
 		}
 	}
+}
+
+// parametersModel are the chain's parameters, those of an entry and of its entry on the way back together. With functions of their own on the
+// way back, that has the parameters which are given there.
+func (ch *chain) parametersModel() (out []model.Parameters) {
+	for _, p := range ch.parameters {
+		i := slices.IndexFunc(out, func(o model.Parameters) bool { return o.Function == p.function.value })
+		if i < 0 {
+			i, out = len(out), append(out, model.Parameters{Function: p.function.value})
+		}
+		if !p.back {
+			out[i].Forward = p.forward.value
+		}
+		if p.back == ch.back.given() {
+			out[i].Reverse = p.reverse.value
+		}
+	}
+	return out
+}
+
+// checkParameters holds that functions take the parameters of a chain's visits, and that visits have those that a function needs. It reports whether
+// they do.
+func (c *checker) checkParameters(ch *chain) bool {
+	ok := true
+	bad := func(at place, format string, args ...any) {
+		ok = false
+		c.problemf(at, format, args...)
+	}
+	all := ch.parametersModel()
+	at := map[string]place{}
+	for _, p := range ch.parameters {
+		f := c.functions[p.function.value]
+		is := p.forward
+		if !is.given() {
+			is = p.reverse
+		}
+		if !p.function.ok || f == nil || !f.kind.ok || p.forward.given() && !p.forward.ok || p.reverse.given() && !p.reverse.ok {
+			return false // reported
+		}
+		switch err := model.CheckParametersOf(model.Function{Kind: f.kind.value, Intrusive: f.intrusive.value}); {
+		case err != nil:
+			bad(is.at, "%q %v", f.name.value, err)
+		case !p.back && ch.back.given() && p.reverse.at != p.forward.at && p.reverse.given():
+			bad(p.reverse.at, "return names the functions of the way back; give the parameters of %s there, as in return: {functions: [{name: %s, parameters: %s}]}", f.name.value, f.name.value, model.ParametersText(p.reverse.value))
+		}
+		if at[f.name.value] == (place{}) {
+			at[f.name.value] = is.at
+		}
+	}
+	if !ok {
+		return false
+	}
+	for _, name := range ch.functions.value {
+		f := c.functions[name.value]
+		if !name.ok || f == nil || !f.kind.ok || f.kind.value != model.KindStream || !f.run.ok || f.back.given() && !f.back.ok {
+			continue
+		}
+		p := model.Parameters{}
+		if i := slices.IndexFunc(all, func(p model.Parameters) bool { return p.Function == name.value }); i >= 0 {
+			p = all[i]
+		}
+		if !ch.both.value {
+			p.Reverse = p.Forward // that it needs both directions is reported
+		}
+		if _, _, err := streamfunction.WithParameters(f.run.value, f.back.value, p.Forward, p.Reverse); err != nil {
+			where, given := at[name.value]
+			if !given {
+				where = name.at
+			}
+			bad(where, "%q: %s", name.value, err)
+		}
+	}
+	return ok
 }

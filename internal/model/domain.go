@@ -131,13 +131,17 @@ func (c Chain) Directions() []Direction {
 
 // Directed is the chain as one of its directions sees it: the reverse of a
 // chain starts at its egress, passes the same functions and waypoints the other way round, with the arguments
-// of that direction, and ends at its ingress. With Return it passes those functions. Reverse is defined for
+// and parameters of that direction, and ends at its ingress. With Return it passes those functions. Reverse is defined for
 // one ingress only.
 func (c Chain) Directed(d Direction) Chain {
 	if d == Forward {
 		return c
 	}
 	c.Ingress, c.Egress = []string{c.Egress}, c.Ingress[0]
+	c.Parameters = slices.Clone(c.Parameters)
+	for i, p := range c.Parameters {
+		c.Parameters[i].Forward, c.Parameters[i].Reverse = p.Reverse, p.Forward
+	}
 	if c.Return != nil {
 		c.Functions, c.Return = slices.Clone(c.Return), nil
 		c.Arguments, c.Waypoints = nil, nil // it has none: CheckReturn
@@ -176,7 +180,7 @@ func WindowSlabs(bytes int) int { return (bytes + WindowSlab - 1) / WindowSlab *
 // Equal reports whether two chains are the same in all. An empty list is the same as none, but for Return.
 func (c Chain) Equal(o Chain) bool {
 	return c.Name == o.Name && equalList(c.Ingress, o.Ingress) && equalList(c.Functions, o.Functions) && (c.Return == nil) == (o.Return == nil) && equalList(c.Return, o.Return) &&
-		equalList(c.Arguments, o.Arguments) && equalList(c.Waypoints, o.Waypoints) && c.Egress == o.Egress && c.Match == o.Match && c.OwnTraffic == o.OwnTraffic && c.Both == o.Both &&
+		equalList(c.Arguments, o.Arguments) && equalList(c.Parameters, o.Parameters) && equalList(c.Waypoints, o.Waypoints) && c.Egress == o.Egress && c.Match == o.Match && c.OwnTraffic == o.OwnTraffic && c.Both == o.Both &&
 		c.Encapsulation == o.Encapsulation && c.Clamp == o.Clamp && c.Proof == o.Proof && c.Guard == o.Guard &&
 		(c.Onward == o.Onward || c.Onward != nil && o.Onward != nil && *c.Onward == *o.Onward) && c.Seal == o.Seal
 }

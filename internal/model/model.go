@@ -413,6 +413,7 @@ type Chain struct {
 	Functions     []string // one may occur more than once
 	Return        []string // functions of the reverse, in its order; nil: Functions the other way round
 	Arguments     []Argument
+	Parameters    []Parameters // of functions of kind stream
 	Waypoints     []Waypoint
 	Egress        string // node
 	Match         Match

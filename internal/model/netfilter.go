@@ -72,15 +72,16 @@ func NetfilterDetour(function, namespace string) Proxy {
 }
 
 // shortName leaves room for a prefix in the name of an interface. Long names keep
-// their beginning and get a hash of the whole.
+// their beginning and get a hash of the whole, and so do names of instances, whose colon no interface may have.
 func shortName(name string) string {
 	const room, kept = InterfaceNameMax - len("wsi-"), 4
-	if len(name) <= room {
+	function, _, instance := strings.Cut(name, ":")
+	if len(name) <= room && !instance {
 		return name
 	}
 	h := fnv.New32a()
 	h.Write([]byte(name))
-	return fmt.Sprintf("%s%07x", name[:kept], h.Sum32()>>4)
+	return fmt.Sprintf("%s%07x", function[:min(len(function), kept)], h.Sum32()>>4)
 }
 
 // Check checks one function of kind netfilter by itself. Its errors start with the name of the

@@ -133,6 +133,16 @@ func CheckSID(block netip.Prefix, sid netip.Addr) error {
 	return nil
 }
 
+// CheckLastSegment holds the rule for the last entry of the list of a part that ends at a function of kind stream: a SID, with
+// parameters of 48 bits or without.
+func CheckLastSegment(block netip.Prefix, segment netip.Addr) error {
+	b := segment.As16()
+	if segment.Is4() || b[8] != 0 || b[9] != 0 {
+		return errors.New("is not a SID with parameters of 48 bits or none")
+	}
+	return CheckSID(block, netip.PrefixFrom(segment.WithZone(""), 64).Masked().Addr())
+}
+
 // CheckSegment holds the rule for an entry of a segment list: a SID, with an argument
 // of 32 bits or without.
 func CheckSegment(block netip.Prefix, segment netip.Addr) error {

@@ -22,6 +22,11 @@ func CompileAfter(was model.Domain, last *Domain, d model.Domain, keys *Keyring)
 
 // compileChanged compiles the chains that differ; nil: Compile has to.
 func compileChanged(was model.Domain, last *Domain, d model.Domain, keys *Keyring) *Domain {
+	was, errs := instances(was)
+	d, more := instances(d)
+	if len(errs)+len(more) > 0 {
+		return nil
+	}
 	if len(d.Chains) == 0 || len(d.Services) > 0 || !sameMemory(keys.last, last.Paths) || !sameBeside(was, d) || len(last.Nodes) != len(d.Nodes) ||
 		slices.ContainsFunc(d.Functions, func(f model.Function) bool { return f.Proxy.OnUnknown == model.OnUnknownOriginate }) {
 		return nil

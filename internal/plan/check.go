@@ -231,8 +231,12 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 		sids = srv6.Uncompress(e.Segments)
 	}
 	n := len(sids)
-	if n > 0 && sids[n-1] != e.SID {
-		p.addf("segments: end with %s; the last one is the egress's own, %s", sids[n-1], e.SID)
+	own := e.SID
+	if e.hasParameters() {
+		own = withParameters(own, e.parameters())
+	}
+	if n > 0 && sids[n-1] != own {
+		p.addf("segments: end with %s; the last one is the egress's own, %s", sids[n-1], own)
 	}
 	// Fewer positions than SIDs: some SIDs belong to routers, which do not stamp.
 	if at := int(e.Share.Position); at < 1 || at > n {
@@ -240,6 +244,23 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 	}
 	checkShare(p, e.Scheme, e.Share, true)
 	checkVerifier(p, e.Scheme, e.Share, e.Verifier)
+}
+
+// hasParameters reports whether the path's lists have room for the parameters of the visit at their end.
+func (id PathID) hasParameters() bool {
+	return id.To != "" && !id.OverLabels() && id.Encapsulation.SIDs == model.SIDsPlain
+}
+
+// parameters are those of the visit to the function that the path ends at, by the name of the instance.
+func (id PathID) parameters() uint64 {
+	p, err := model.ReadInstance(id.To)
+	switch {
+	case err != nil: // reported
+		return 0
+	case id.Direction == model.Reverse:
+		return p.Reverse
+	}
+	return p.Forward
 }
 
 // through checks how connections go on behind a function.
@@ -333,7 +354,11 @@ func (n Node) IsStream(function string) bool {
 
 // proxy checks a function without segment routing.
 func (c *nodeChecker) proxy(p *problems, x Proxy) {
-	p.add(model.CheckName(x.Function), "function %q", x.Function)
+	if x.Stream != nil {
+		p.add(model.CheckInstanceName(x.Function), "function %q", x.Function)
+	} else {
+		p.add(model.CheckName(x.Function), "function %q", x.Function)
+	}
 	if _, known := c.proxies[x.Function]; known {
 		p.addf("function %q is given already; a function has one proxy", x.Function)
 	}
@@ -493,6 +518,10 @@ func (path Path) check(p *problems) {
 				p.addf("waypoints: the headend has none")
 			case (j == 0 || j == last) && h.Argument != 0:
 				p.addf("argument %d: headend and egress have none", h.Argument)
+			case h.Parameters != 0 && j != last:
+				p.addf("parameters %#x: only a path's last hop has them", h.Parameters)
+			case j == last && h.Parameters != path.parameters():
+				p.addf("parameters %#x: those of the function that the path ends at are %#x", h.Parameters, path.parameters())
 			case j > 0 && !formOfSID(h.SID):
 				p.addf("sid %q is not an IPv6 address with its lower 64 bits zero", h.SID)
 			case slices.ContainsFunc(h.Waypoints, func(w netip.Addr) bool { return !formOfSID(w) }):
@@ -541,10 +570,10 @@ func (id PathID) check(p *problems) {
 	p.add(model.CheckName(id.Chain), "chain %q", id.Chain)
 	checkEncapsulation(p, id.Encapsulation)
 	if id.From != "" {
-		p.add(model.CheckName(id.From), "from %q", id.From)
+		p.add(model.CheckInstanceName(id.From), "from %q", id.From)
 	}
 	if id.To != "" {
-		p.add(model.CheckName(id.To), "to %q", id.To)
+		p.add(model.CheckInstanceName(id.To), "to %q", id.To)
 	}
 }
 
@@ -579,6 +608,9 @@ func checkSegments(p *problems, block netip.Prefix, id PathID, segments []netip.
 		rule = model.CheckContainer
 	}
 	for i, s := range segments {
+		if i == len(segments)-1 && id.hasParameters() {
+			rule = model.CheckLastSegment
+		}
 		p.add(rule(block, s), "segments[%d]: %s", i, s)
 	}
 }

@@ -399,6 +399,8 @@ type hopFile struct {
 	Waypoints []netip.Addr `json:"waypoints,omitempty"`
 	SID       netip.Addr   `json:"sid,omitzero"`
 	Argument  uint32       `json:"argument,omitempty"`
+	// Of the visit to the function that the path ends at.
+	Parameters parametersFile `json:"parameters,omitzero"`
 	// The labels that lead to the hop, of a path over labels.
 	NodeLabel    uint32    `json:"node-label,omitempty"`
 	ServiceLabel uint32    `json:"service-label,omitempty"`
@@ -417,6 +419,19 @@ func (d *durationFile) UnmarshalText(b []byte) error {
 	}
 	*d = durationFile(v)
 	return nil
+}
+
+// parametersFile are the parameters of a visit: 0x and 12 digits.
+type parametersFile uint64
+
+func (p parametersFile) MarshalText() ([]byte, error) {
+	return fmt.Appendf(nil, "0x%012x", uint64(p)), nil
+}
+
+func (p *parametersFile) UnmarshalText(b []byte) error {
+	n, err := parseHex(b, 48)
+	*p = parametersFile(n)
+	return err
 }
 
 // hex32 and hex64 are 0x and all digits.
@@ -722,7 +737,7 @@ func pathToFile(p Path) pathFile {
 		f.Ingress = append(f.Ingress, ingressFile(in))
 	}
 	for j, h := range p.Hops {
-		f.Hops = append(f.Hops, hopFile{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument, NodeLabel: h.NodeLabel, ServiceLabel: h.ServiceLabel, Share: shareToFile(p.Shares[j])})
+		f.Hops = append(f.Hops, hopFile{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument, Parameters: parametersFile(h.Parameters), NodeLabel: h.NodeLabel, ServiceLabel: h.ServiceLabel, Share: shareToFile(p.Shares[j])})
 	}
 	return f
 }
@@ -744,7 +759,7 @@ func (f pathFile) path() Path {
 		p.Ingress = append(p.Ingress, Ingress(in))
 	}
 	for _, h := range f.Hops {
-		p.Hops = append(p.Hops, Hop{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument, NodeLabel: h.NodeLabel, ServiceLabel: h.ServiceLabel})
+		p.Hops = append(p.Hops, Hop{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument, Parameters: uint64(h.Parameters), NodeLabel: h.NodeLabel, ServiceLabel: h.ServiceLabel})
 		p.Shares = append(p.Shares, h.Share.share())
 	}
 	return p

@@ -22,7 +22,9 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 	if keys == nil {
 		keys = NewKeyring(rand.Reader, nil)
 	}
+	d, errs := instances(d)
 	c := newCompiler(d)
+	c.errs = errs
 	for _, f := range d.Functions {
 		if err := c.checkProxy(f); err != nil {
 			c.errs = append(c.errs, fmt.Errorf("function %s: %w", f.Name, err))

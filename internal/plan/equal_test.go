@@ -20,7 +20,7 @@ func TestEqualSeesEachField(t *testing.T) {
 		Ingress: []Ingress{{}}, Hops: []Hop{{Waypoints: []netip.Addr{a}}}, Shares: []pot.Share{{}}, Verifier: pot.Verifier{Keys: []pot.Key{{1}}}, Seal: &PathSeal{},
 	}, Path.Equal)
 	differs(t, model.Chain{
-		Ingress: []string{"a"}, Functions: []string{"b"}, Return: []string{"c"}, Arguments: []model.Argument{{}}, Waypoints: []model.Waypoint{{}}, Onward: &model.Onward{},
+		Ingress: []string{"a"}, Functions: []string{"b"}, Return: []string{"c"}, Arguments: []model.Argument{{}}, Parameters: []model.Parameters{{}}, Waypoints: []model.Waypoint{{}}, Onward: &model.Onward{},
 	}, model.Chain.Equal)
 }
 

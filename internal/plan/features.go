@@ -15,11 +15,12 @@ const (
 	featureOpaque  = "gateway protocol tls" // services that are not HTTP
 	featureOwn     = "gateway mode own"
 	featureConnect = "gateway mode connect"
-	featureKeys    = "keys of functions"      // for seal and open in a function of kind stream
-	featureOCSP    = "gateway ocsp"           // clients whose responders are asked
-	featureHeaders = "gateway client-headers" // services that name headers of their own
-	featureSigner  = "gateway signer"         // services whose keys other processes have
-	featureFilter  = "intrusive netfilter"    // functions of kind netfilter that plain connections go through
+	featureKeys    = "keys of functions"       // for seal and open in a function of kind stream
+	featureOCSP    = "gateway ocsp"            // clients whose responders are asked
+	featureHeaders = "gateway client-headers"  // services that name headers of their own
+	featureSigner  = "gateway signer"          // services whose keys other processes have
+	featureParams  = "parameters of functions" // functions of kind stream that are instances for parameters of visits
+	featureFilter  = "intrusive netfilter"     // functions of kind netfilter that plain connections go through
 )
 
 // FirstFeatures are those of agents that do not say which they have: they are older than the list. It never
@@ -38,7 +39,7 @@ func Features() []string {
 	all = named[model.Scheme](all, "scheme ")
 	all = named[model.EncapsulationType](all, "encapsulation ")
 	all = named[model.SIDs](all, "sids ")
-	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders, featureSigner, featureFilter)
+	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders, featureSigner, featureFilter, featureParams)
 }
 
 // named adds the names of all values of an enumeration.
@@ -95,6 +96,9 @@ func (n Node) Features() []string {
 			seen["kind "+model.KindStream.String()] = true
 			if p.Netfilter != nil {
 				seen[featureFilter] = true
+			}
+			if i, err := model.ReadInstance(p.Function); err == nil && i.Function != p.Function {
+				seen[featureParams] = true
 			}
 			if files, err := function.KeyFiles(p.Stream.Run, p.Stream.Back); err == nil && len(files) > 0 {
 				seen[featureKeys] = true

@@ -178,7 +178,7 @@ type Ingress struct {
 	Lanes   uint16
 }
 
-// SIDs are the SIDs of the path in order, without arguments, with those of waypoints; the last
+// SIDs are the SIDs of the path in order, without arguments and parameters, with those of waypoints; the last
 // one is the egress's.
 func (p Path) SIDs() []netip.Addr {
 	sids := make([]netip.Addr, 0, len(p.Hops))
@@ -198,7 +198,7 @@ func (p Path) Sources() []netip.Addr {
 }
 
 // Segments is the path's segment list, whole, in the order of the visit: its
-// SIDs with their arguments, or the containers that they are compressed to.
+// SIDs with their arguments and parameters, or the containers that they are compressed to.
 func (p Path) Segments() []netip.Addr {
 	if p.Encapsulation.SIDs == model.SIDsCompressed {
 		return srv6.Compress(p.SIDs()) // which have no room for arguments
@@ -207,7 +207,20 @@ func (p Path) Segments() []netip.Addr {
 	for _, h := range p.Hops[1:] {
 		list = append(append(list, h.Waypoints...), withArgument(h.SID, h.Argument))
 	}
+	if last := &list[len(list)-1]; !p.OverLabels() {
+		*last = withParameters(*last, p.Hops[len(p.Hops)-1].Parameters)
+	}
 	return list
+}
+
+// withParameters puts the parameters of a visit into the lowest 48 bits of a SID.
+func withParameters(sid netip.Addr, parameters uint64) netip.Addr {
+	if parameters == 0 {
+		return sid
+	}
+	b := sid.As16()
+	binary.BigEndian.PutUint64(b[8:], parameters)
+	return netip.AddrFrom16(b)
 }
 
 // withArgument puts an argument into the lowest 32 bits of a SID (RFC 8986 3.1).
@@ -284,6 +297,8 @@ type Hop struct {
 	Waypoints []netip.Addr // SIDs of others, visited on the way to this hop; not proven
 	SID       netip.Addr   // zero for the headend; without the argument
 	Argument  uint32       // for a function of kind netfilter; 0: none
+	// Parameters are those of the visit to the function of kind stream that the path ends at: only its last hop has them; 0: none.
+	Parameters uint64
 	// For a path over labels; else, and for the headend, 0.
 	NodeLabel, ServiceLabel uint32
 }
@@ -291,7 +306,7 @@ type Hop struct {
 // equal reports whether hops have the same place and task. Labels are not compared: they may
 // change.
 func (h Hop) equal(o Hop) bool {
-	return h.Node == o.Node && h.Function == o.Function && h.SID == o.SID && h.Argument == o.Argument &&
+	return h.Node == o.Node && h.Function == o.Function && h.SID == o.SID && h.Argument == o.Argument && h.Parameters == o.Parameters &&
 		slices.Equal(h.Waypoints, o.Waypoints)
 }
 

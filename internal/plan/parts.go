@@ -78,6 +78,9 @@ func (c *compiler) parts(ch model.Chain, dir model.Direction) []Path {
 	for _, part := range ch.Directed(dir).Parts(c.isStream, c.nodeOf) {
 		p := c.path(part.Chain, model.Forward)
 		p.Direction, p.From, p.To = dir, part.From, part.To
+		if part.To != "" {
+			p.Hops[len(p.Hops)-1].Parameters = part.Chain.ParametersOf(part.To)
+		}
 		switch {
 		case ch.Onward == nil:
 		case dir == model.Forward && p.From == "":

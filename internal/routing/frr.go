@@ -168,6 +168,10 @@ func checkPaths(d model.Domain, paths []plan.Path) error {
 		chain string
 		model.Direction
 	}
+	d, err := plan.Instances(d)
+	if err != nil {
+		return err
+	}
 	at := map[string]string{}
 	for _, f := range d.Functions {
 		at[f.Name] = f.Node

@@ -59,14 +59,21 @@ func KeyFiles(lists ...[]string) (map[uint32]string, error) {
 			return nil, err
 		}
 		for _, e := range entries {
-			if e.Key == nil {
-				continue
+			for number, file := range e.keyFiles() {
+				if was, ok := files[number]; ok && was != file {
+					return nil, fmt.Errorf("key %d is in %s and in %s; give each key one file, or other numbers", number, was, file)
+				}
+				files[number] = file
 			}
-			if was, ok := files[e.Key.Number]; ok && was != e.Key.File {
-				return nil, fmt.Errorf("key %d is in %s and in %s; give each key one file, or other numbers", e.Key.Number, was, e.Key.File)
-			}
-			files[e.Key.Number] = e.Key.File
 		}
 	}
 	return files, nil
+}
+
+// keyFiles are the files of an entry's keys, by number.
+func (e Entry) keyFiles() map[uint32]string {
+	if e.Key != nil {
+		return map[uint32]string{e.Key.Number: e.Key.File}
+	}
+	return e.Keys
 }

@@ -26,8 +26,11 @@ func parseLimit(raw json.RawMessage) (Entry, error) {
 	if err := settingsOf(raw, &set); err != nil {
 		return Entry{}, err
 	}
+	if raw == nil {
+		return openEntryOf("limit", nil), nil
+	}
 	if set.Connection == 0 && set.All == 0 {
-		return Entry{}, errors.New("neither connection nor all is set; give a rate in bytes per second")
+		return Entry{}, errors.New("neither connection nor all is set; give a rate in bytes per second, or no settings for the rate that parameters of visits name")
 	}
 	for name, rate := range map[string]int64{"connection": set.Connection, "all": set.All} {
 		if rate < 0 || rate > rateMax {

@@ -11,6 +11,24 @@ import (
 	"strings"
 )
 
+// errParameters is why an operation cannot be made that takes a visit's parameters.
+func errParameters(name string) error {
+	return fmt.Errorf("%s, and there are none", wants[name])
+}
+
+// open is an entry that a visit's parameters make whole.
+func openEntryOf(name string, keys map[uint32]string) Entry {
+	e := Entry{Name: name, Keys: keys, make: func(Surroundings) (Function, error) { return nil, errParameters(name) }}
+	e.back = func() Entry {
+		back := map[string]string{"seal": "open", "open": "seal"}[name]
+		if back == "" {
+			back = name
+		}
+		return openEntryOf(back, keys)
+	}
+	return e
+}
+
 // ListMax is the number of functions that one list may have.
 const ListMax = 16
 
@@ -18,6 +36,7 @@ const ListMax = 16
 type Entry struct {
 	Name string
 	Key  *KeyFile                             // of seal and open; else nil
+	Keys map[uint32]string                    // files of seal's and open's keys, of which parameters name one; else nil
 	make func(Surroundings) (Function, error) // of one event loop
 	back func() Entry                         // the function for the other direction
 }

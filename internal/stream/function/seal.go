@@ -35,29 +35,32 @@ const (
 )
 
 type sealSettings struct {
-	Key  *uint32 `json:"key"`
-	File string  `json:"file"`
+	Key  *uint32         `json:"key"`
+	File string          `json:"file"`
+	Keys json.RawMessage `json:"keys"`
 }
 
-func parseSeal(raw json.RawMessage) (Entry, error) {
-	key, err := keyOf(raw)
-	return sealEntry(key), err
-}
+func parseSeal(raw json.RawMessage) (Entry, error) { return parseKeyed("seal", sealEntry, raw) }
+func parseOpen(raw json.RawMessage) (Entry, error) { return parseKeyed("open", openEntry, raw) }
 
-func parseOpen(raw json.RawMessage) (Entry, error) {
-	key, err := keyOf(raw)
-	return openEntry(key), err
-}
-
-func keyOf(raw json.RawMessage) (KeyFile, error) {
+// parseKeyed reads an operation that has a key, or several, of which a visit's parameters name one.
+func parseKeyed(name string, entry func(KeyFile) Entry, raw json.RawMessage) (Entry, error) {
 	var set sealSettings
 	if err := settingsOf(raw, &set); err != nil {
-		return KeyFile{}, err
+		return Entry{}, err
 	}
-	if set.Key == nil {
-		return KeyFile{}, errors.New("key is missing; give the number of a key")
+	keys, err := keysOf(set.Keys)
+	switch {
+	case err != nil:
+		return Entry{}, err
+	case keys != nil && (set.Key != nil || set.File != ""):
+		return Entry{}, errors.New("keys is given, and key or file as well; give key and file for one key, or keys for those that parameters of visits name")
+	case keys != nil:
+		return openEntryOf(name, keys), nil
+	case set.Key == nil:
+		return Entry{}, errors.New("key is missing; give the number of a key, or keys for those that parameters of visits name")
 	}
-	return KeyFile{*set.Key, set.File}, nil
+	return entry(KeyFile{*set.Key, set.File}), nil
 }
 
 func sealEntry(key KeyFile) Entry {
