@@ -19,6 +19,7 @@ const (
 	featureOCSP    = "gateway ocsp"           // clients whose responders are asked
 	featureHeaders = "gateway client-headers" // services that name headers of their own
 	featureSigner  = "gateway signer"         // services whose keys other processes have
+	featureEnds    = "seal certificates"      // ends of sealed parts that make their keys themselves
 	featureFilter  = "intrusive netfilter"    // functions of kind netfilter that plain connections go through
 )
 
@@ -38,7 +39,7 @@ func Features() []string {
 	all = named[model.Scheme](all, "scheme ")
 	all = named[model.EncapsulationType](all, "encapsulation ")
 	all = named[model.SIDs](all, "sids ")
-	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders, featureSigner, featureFilter)
+	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders, featureSigner, featureFilter, featureEnds)
 }
 
 // named adds the names of all values of an enumeration.
@@ -109,6 +110,7 @@ func (n Node) Features() []string {
 		path(h.PathID)
 		if h.Seal != nil {
 			seen[featureSeal] = true
+			seen[featureEnds] = seen[featureEnds] || h.Seal.Certified
 		}
 	}
 	for _, e := range n.Endpoints {
@@ -121,11 +123,14 @@ func (n Node) Features() []string {
 		path(e.PathID)
 		if e.Seal != nil {
 			seen[featureSeal] = true
+			seen[featureEnds] = seen[featureEnds] || e.Seal.Certified
 		}
 	}
 	var out []string
-	for name := range seen {
-		out = append(out, name)
+	for name, asked := range seen {
+		if asked {
+			out = append(out, name)
+		}
 	}
 	slices.Sort(out)
 	return out
