@@ -39,6 +39,7 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/planfile"
 	"github.com/waystamp/waystamp/internal/scrape"
+	"github.com/waystamp/waystamp/internal/seal"
 )
 
 // ReconcileEvery is the interval after which changes by other programs are undone.
@@ -90,6 +91,11 @@ type Config struct {
 	Numbers       func([]event.Given, []event.Seen)
 	Drains        func() []event.Epoch
 	DrainsChanged <-chan struct{}
+
+	// End has the key and certificate of an end of sealed parts of this node, by its name, and EndCertificate until when that one is
+	// valid; nil: it has no controller.
+	End            func(name string) (seal.Identity, error)
+	EndCertificate func(name string) time.Time
 
 	// CertificateEnds is when the node's certificate does; nil: it has no controller.
 	CertificateEnds func() time.Time

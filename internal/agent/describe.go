@@ -133,12 +133,28 @@ func (a *agent) readersOf() api.HeldReaders {
 			v.Process = f.worker.PID()
 		}
 	}
+	certified := n.CertifiedEnds()
+	key := func(v *api.HeldReader) {
+		v.Key = "plan"
+		name, own := certified[v.Function]
+		if !own {
+			return
+		}
+		v.Key = "node"
+		if a.cfg.EndCertificate == nil {
+			return
+		}
+		if ends := a.cfg.EndCertificate(name); !ends.IsZero() {
+			v.CertificateEnds = &ends
+		}
+	}
 	if g := n.Gateway(); g != nil {
 		for _, c := range g.Chains {
 			s := a.sessionChain(g, "", c.Chain)
 			v := api.HeldReader{Chain: c.Chain, Function: model.GatewayName, Identity: s.Identity, From: "clients", To: s.Sealed, Epochs: []int{}}
 			if s.Identity != "" {
 				v.Epochs = append(v.Epochs, s.Epochs...)
+				key(&v)
 			}
 			process(&v)
 			out.Readers = append(out.Readers, v)
@@ -172,6 +188,7 @@ func (a *agent) readersOf() api.HeldReaders {
 				}
 				v.To = strings.Join(names, ", ")
 			}
+			key(&v)
 			if at := x.Stream.Attached; at != (model.Attached{}) {
 				v.Clear = []string{at.To, at.From}
 			}

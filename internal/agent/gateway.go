@@ -46,7 +46,8 @@ const gatewayIdle = 10 * time.Minute
 func gatewayConfiguration(n plan.Node, g *plan.Gateway) worker.Configuration {
 	c := worker.Configuration{Clients: g.Clients, Services: g.Services}
 	for _, ch := range g.Chains {
-		c.Chains = append(c.Chains, worker.Chain{Name: ch.Chain, Origin: ch.Origin, First: ch.Ports.First, Last: ch.Ports.Last, Sealed: sealOnward(n, ch) != nil})
+		_, isSealed := sealedOnward(n, ch)
+		c.Chains = append(c.Chains, worker.Chain{Name: ch.Chain, Origin: ch.Origin, First: ch.Ports.First, Last: ch.Ports.Last, Sealed: isSealed})
 	}
 	return c
 }
@@ -125,7 +126,7 @@ func (a *agent) allowOnward(q worker.Ask) (*seal.Part, error) {
 		}
 		err := a.dp.OpenOnward(q.Client, s.Address, q.Source, q.Origin, c.Reverse)
 		if err == nil {
-			return sealOnward(*n, c), nil
+			return sealOnward(*n, c, a.cfg.End)
 		}
 		if !errors.Is(err, dataplane.ErrNoClient) {
 			return nil, err

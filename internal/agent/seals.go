@@ -18,23 +18,46 @@ import (
 // connection.
 const rootsMax = 64 << 10
 
-func epochOf(p plan.PathID, s *plan.Seal) seal.Epoch {
-	return seal.Epoch{Number: uint32(p.Epoch), Key: ed25519.NewKeyFromSeed(s.Key[:]), Peer: ed25519.PublicKey(s.PeerKey[:])}
+// identities has the keys and certificates of the node's own ends, by their names, where its controller signs them; nil: it has no
+// controller.
+type identities func(name string) (seal.Identity, error)
+
+func (own identities) epochOf(p plan.PathID, s *plan.Seal) (seal.Epoch, error) {
+	if !s.Certified {
+		return seal.Epoch{Number: uint32(p.Epoch), Key: ed25519.NewKeyFromSeed(s.Key[:]), Peer: ed25519.PublicKey(s.PeerKey[:])}, nil
+	}
+	if own == nil {
+		return seal.Epoch{}, fmt.Errorf("the plan is a controller's, who signs the key of %s, and this agent has none: start it with --controller", s.Name)
+	}
+	is, err := own(s.Name)
+	return seal.Epoch{Number: uint32(p.Epoch), Key: is.Key, Certificate: is.Certificate, Roots: is.Roots}, err
 }
 
-func partOf(p plan.PathID, s *plan.Seal) *seal.Part {
-	return &seal.Part{Chain: p.Chain, Path: p.Path, Name: s.Name, Other: s.Peer, Epochs: []seal.Epoch{epochOf(p, s)}}
+func (own identities) partOf(p plan.PathID, s *plan.Seal) (*seal.Part, error) {
+	e, err := own.epochOf(p, s)
+	if err != nil {
+		return nil, err
+	}
+	return &seal.Part{Chain: p.Chain, Path: p.Path, Name: s.Name, Other: s.Peer, Epochs: []seal.Epoch{e}}, nil
 }
 
-// sealOnward is how connections of the gateway's are sealed that take a chain; nil: up to the origin
-// they are not.
-func sealOnward(n plan.Node, c plan.GatewayChain) *seal.Part {
+// sealedOnward finds how connections of the gateway's are sealed that take a chain; false: up to the origin they are not.
+func sealedOnward(n plan.Node, c plan.GatewayChain) (plan.Headend, bool) {
 	for _, h := range n.Headends {
 		if h.Path == c.Forward && h.From == model.GatewayName && h.Seal != nil {
-			return partOf(h.PathID, h.Seal)
+			return h, true
 		}
 	}
-	return nil
+	return plan.Headend{}, false
+}
+
+// sealOnward is the same with the keys; nil: they are not sealed.
+func sealOnward(n plan.Node, c plan.GatewayChain, own identities) (*seal.Part, error) {
+	h, ok := sealedOnward(n, c)
+	if !ok {
+		return nil, nil
+	}
+	return own.partOf(h.PathID, h.Seal)
 }
 
 // endsOf answers an intrusive function's worker; nil: the function is not intrusive. The worker
@@ -67,7 +90,7 @@ func (a *agent) endsOf(p plan.Proxy) func(stream.Ask) (*stream.Ends, error) {
 		if err != nil {
 			return nil, err
 		}
-		return sealEnds(*n, p.Function, path, q, func(name string) (string, error) {
+		return sealEnds(*n, p.Function, path, q, a.cfg.End, func(name string) (string, error) {
 			text, _, err := gateway.Folder(a.cfg.GatewayFiles).Read(name, rootsMax)
 			return string(text), err
 		})
@@ -75,7 +98,7 @@ func (a *agent) endsOf(p plan.Proxy) func(stream.Ask) (*stream.Ends, error) {
 }
 
 // sealEnds are both ends of a function's connection, which came by a path; read reads files of origins' authorities.
-func sealEnds(n plan.Node, function string, path uint32, q stream.Ask, read func(name string) (string, error)) (*stream.Ends, error) {
+func sealEnds(n plan.Node, function string, path uint32, q stream.Ask, own identities, read func(name string) (string, error)) (*stream.Ends, error) {
 	var ends *stream.Ends
 	for _, e := range n.Egresses {
 		if e.Path != path || e.To != function || e.Direction != model.Forward || e.Seal == nil {
@@ -84,11 +107,16 @@ func sealEnds(n plan.Node, function string, path uint32, q stream.Ask, read func
 		if q.Server != e.Seal.Origin || q.Client.Port() < e.Seal.Ports.First || q.Client.Port() > e.Seal.Ports.Last {
 			return nil, fmt.Errorf("a connection from %s to %s is not one of chain %s, by whose path 0x%08x it came", q.Client, q.Server, e.Chain, path)
 		}
-		if ends == nil {
-			ends = &stream.Ends{From: *partOf(e.PathID, e.Seal)}
-			continue
+		is, err := own.epochOf(e.PathID, e.Seal)
+		if err != nil {
+			return nil, err
 		}
-		ends.From.Epochs = append(ends.From.Epochs, epochOf(e.PathID, e.Seal))
+		if ends == nil {
+			ends = &stream.Ends{From: seal.Part{Chain: e.Chain, Path: e.Path, Name: e.Seal.Name, Other: e.Seal.Peer}}
+		} else if e.Seal.Name != ends.From.Name { // planned before the controller signed, or after that
+			is.Name, is.Other = e.Seal.Name, e.Seal.Peer
+		}
+		ends.From.Epochs = append(ends.From.Epochs, is)
 	}
 	if ends == nil {
 		return nil, fmt.Errorf("path 0x%08x is none of a sealed part that ends at function %s", path, function)
@@ -98,8 +126,9 @@ func sealEnds(n plan.Node, function string, path uint32, q stream.Ask, read func
 			continue
 		}
 		if h.Seal != nil {
-			ends.To = partOf(h.PathID, h.Seal)
-			return ends, nil
+			to, err := own.partOf(h.PathID, h.Seal)
+			ends.To = to
+			return ends, err
 		}
 		for _, o := range h.Origins {
 			roots, err := read(o.CA)

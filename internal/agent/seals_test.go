@@ -68,13 +68,13 @@ func TestEndsAreOfTheConnectionsPath(t *testing.T) {
 	chain := r1.Gateway().Chains[i]
 	right := stream.Ask{Client: netip.AddrPortFrom(netip.MustParseAddr("fc00:7::2"), chain.Ports.First), Server: chain.Origin}
 	read := func(name string) (string, error) { return "content of " + name, nil }
-	ends, err := sealEnds(r3, "dpi", chain.Forward, right, read)
+	ends, err := sealEnds(r3, "dpi", chain.Forward, right, nil, read)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dials := sealOnward(r1, chain)
-	if dials == nil {
-		t.Fatal("the gateway has no key for a sealed chain")
+	dials, err := sealOnward(r1, chain, nil)
+	if err != nil || dials == nil {
+		t.Fatalf("the gateway has no key for a sealed chain: %v", err)
 	}
 	from := ends.From
 	if from.Chain != "deep" || from.Path != chain.Forward || from.Name != seal.Name("r3", "dpi") || from.Other != seal.Name("r1", model.GatewayName) ||
@@ -87,7 +87,7 @@ func TestEndsAreOfTheConnectionsPath(t *testing.T) {
 	}
 	i = slices.IndexFunc(r1.Gateway().Chains, func(c plan.GatewayChain) bool { return c.Chain == "light" })
 	light := r1.Gateway().Chains[i]
-	if sealOnward(r1, light) != nil {
+	if part, err := sealOnward(r1, light, nil); part != nil || err != nil {
 		t.Error("a chain that is not sealed has a key")
 	}
 	for name, c := range map[string]struct {
@@ -105,12 +105,12 @@ func TestEndsAreOfTheConnectionsPath(t *testing.T) {
 	} {
 		q := right
 		c.change(&q)
-		if ends, err := sealEnds(r3, c.function, c.path, q, c.read); err == nil {
+		if ends, err := sealEnds(r3, c.function, c.path, q, nil, c.read); err == nil {
 			t.Errorf("%s: a worker gets %+v", name, ends)
 		}
 	}
 	r3.Headends = nil
-	if _, err := sealEnds(r3, "dpi", chain.Forward, right, read); err == nil {
+	if _, err := sealEnds(r3, "dpi", chain.Forward, right, nil, read); err == nil {
 		t.Error("a worker gets keys for a chain that does not go on")
 	}
 }
@@ -155,7 +155,7 @@ func TestEndsShakeHandsWhileKeysChange(t *testing.T) {
 		chains := r1.Gateway().Chains
 		chain := chains[slices.IndexFunc(chains, func(c plan.GatewayChain) bool { return c.Chain == "deep" })]
 		q := stream.Ask{Client: netip.AddrPortFrom(netip.MustParseAddr("fc00:7::2"), chain.Ports.First), Server: chain.Origin}
-		ends, err := sealEnds(r3, "dpi", chain.Forward, q, func(string) (string, error) { return "", nil })
+		ends, err := sealEnds(r3, "dpi", chain.Forward, q, nil, func(string) (string, error) { return "", nil })
 		if err != nil {
 			return err
 		}
@@ -171,7 +171,10 @@ func TestEndsShakeHandsWhileKeysChange(t *testing.T) {
 			}
 			taken <- errors.Join(err, far.Close())
 		}()
-		_, err = sealOnward(r1, chain).Dial(ctx, near, "shop", seal.HTTP1)
+		part, err := sealOnward(r1, chain, nil)
+		if err == nil {
+			_, err = part.Dial(ctx, near, "shop", seal.HTTP1)
+		}
 		near.Close()
 		return errors.Join(err, <-taken)
 	}
@@ -186,5 +189,48 @@ func TestEndsShakeHandsWhileKeysChange(t *testing.T) {
 	}
 	if shake(last.Nodes, next.Nodes) == nil || shake(next.Nodes, last.Nodes) == nil {
 		t.Error("ends of different epochs take each other")
+	}
+}
+
+// Where a controller signs, workers get the node's own keys, and none without a certificate.
+func TestEndsOfAControllersPlanAreTheNodesOwn(t *testing.T) {
+	ring := plan.NewKeyring(rand.Reader, nil)
+	ring.Certify("corp.example")
+	d, err := plan.Compile(sealedDomain(t), ring)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r1, r3 := gatewayAndDPI(d.Nodes)
+	i := slices.IndexFunc(r1.Gateway().Chains, func(c plan.GatewayChain) bool { return c.Chain == "deep" })
+	chain := r1.Gateway().Chains[i]
+	q := stream.Ask{Client: netip.AddrPortFrom(netip.MustParseAddr("fc00:7::2"), chain.Ports.First), Server: chain.Origin}
+	read := func(string) (string, error) { return "", nil }
+	asked := ""
+	own := func(name string) (seal.Identity, error) {
+		asked = name
+		return seal.Identity{Key: []byte("key of " + name), Certificate: []byte("certificate"), Roots: [][]byte{[]byte("root")}}, nil
+	}
+	ends, err := sealEnds(r3, "dpi", chain.Forward, q, own, read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dpi, gateway = "spiffe://corp.example/node/r3/function/dpi", "spiffe://corp.example/node/r1/function/gateway"
+	if e := ends.From.Epochs[0]; ends.From.Name != dpi || ends.From.Other != gateway || string(e.Key) != "key of "+dpi || e.Peer != nil || string(e.Certificate) != "certificate" || len(e.Roots) != 1 {
+		t.Errorf("dpi has %s with %s, and %q", ends.From.Name, ends.From.Other, asked)
+	}
+	part, err := sealOnward(r1, chain, own)
+	if err != nil || part.Name != gateway || part.Other != dpi || asked != gateway {
+		t.Errorf("the gateway has %+v, %v", part, err)
+	}
+	none := func(name string) (seal.Identity, error) {
+		return seal.Identity{}, errors.New("no certificate for " + name)
+	}
+	for what, own := range map[string]identities{"no certificate for spiffe://corp.example/": none, "start it with --controller": nil} {
+		if ends, err := sealEnds(r3, "dpi", chain.Forward, q, own, read); err == nil || ends != nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("dpi gets keys: %v; want %q", err, what)
+		}
+		if part, err := sealOnward(r1, chain, own); err == nil || part != nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("the gateway gets keys: %v; want %q", err, what)
+		}
 	}
 }

@@ -206,6 +206,8 @@ type Stream struct {
 	PartMismatch uint64      `json:"part_mismatch"`
 	Unsealed     uint64      `json:"unsealed"`
 	Peer         uint64      `json:"peer"`
+	Untrusted    uint64      `json:"untrusted"`
+	Expired      uint64      `json:"expired"`
 	NoKey        uint64      `json:"no_key"`
 	Batches      uint64      `json:"batches"`        // of 64 KiB that sealed connections hold now, beside their buffers
 	Unbatched    uint64      `json:"unbatched"`      // reads and writes of sealed connections for which no batch was left: they are slower

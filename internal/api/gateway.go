@@ -159,4 +159,7 @@ type HeldReader struct {
 	Process  int      `json:"process,omitempty"`
 	Error    string   `json:"error,omitempty"` // why there is no process
 	Clear    []string `json:"clear,omitempty"` // the node's interfaces on which payload is in clear
+	Key      string   `json:"key,omitempty"`   // plan: whoever made the plan has its key, too; node: it was made on the node, and a controller has signed it
+	// CertificateEnds is when the certificate of a node's own key does; not there: there is none.
+	CertificateEnds *time.Time `json:"certificate_ends,omitempty"`
 }

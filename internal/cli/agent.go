@@ -202,6 +202,7 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 	}
 	cfg.PlanFile, cfg.Fallback = m.PlanFile(), m.FallbackFile()
 	cfg.CertificateEnds, cfg.Refused = m.CertificateEnds, m.Refused
+	cfg.End, cfg.EndCertificate = m.End, m.EndCertificate
 	cfg.Traced, cfg.Traces, cfg.TracesChanged = m.Traced, m.Traces, m.TracesChanged()
 	cfg.Numbers, cfg.Drains, cfg.DrainsChanged = m.Numbers, m.Drains, m.DrainsChanged()
 	if cfg.AuditKey == nil {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,7 +21,8 @@ func newReadersCommand(in surroundings) *cobra.Command {
 	var file, chain string
 	cmd := newNounCommand(in, "readers", "Who can read the payload of sealed chains: by what nodes hold, or by a domain file", `The ends on the node that hold payload of sealed chains in clear, by the plan in force: the gateway and
 functions that have the keys for it now. OPENS FROM says whose sessions an end opens, SEALS FOR who opens what it sends on,
-EPOCHS of which epochs it has keys, CLEAR ON the interfaces on which root of the node sees payload in clear. Nodes
+EPOCHS of which epochs it has keys, KEY OF who has made its own key: node, and the controller has signed it, or plan, whoever
+makes the plan. CLEAR ON the interfaces on which root of the node sees payload in clear. Nodes
 know their own ends alone: ask all of them, as with --lab or several of --socket.
 
 With -f FILE compile a domain file, and say for each chain between which two ends each of its
@@ -86,7 +88,7 @@ func readHeldReaders(ctx context.Context, c client, chain string) (reading, erro
 	v.Readers = slices.DeleteFunc(slices.Clone(v.Readers), func(r api.HeldReader) bool { return chain != "" && r.Chain != chain })
 	r := reading{
 		node: v.Node, output: v,
-		header: []string{"CHAIN", "READER", "IDENTITY", "OPENS FROM", "SEALS FOR", "EPOCHS", "PROCESS", "CLEAR ON"}, key: 2,
+		header: []string{"CHAIN", "READER", "IDENTITY", "OPENS FROM", "SEALS FOR", "EPOCHS", "KEY OF", "PROCESS", "CLEAR ON"}, key: 2,
 	}
 	for _, h := range v.Readers {
 		process := "-"
@@ -94,8 +96,15 @@ func readHeldReaders(ctx context.Context, c client, chain string) (reading, erro
 			process = fmt.Sprint(h.Process)
 		}
 		r.rows = append(r.rows, []any{
-			h.Chain, h.Function, command.OrDash(h.Identity), h.From, h.To, command.OrDash(strings.Trim(fmt.Sprint(h.Epochs), "[]")), process, command.OrDash(strings.Join(h.Clear, ", ")),
+			h.Chain, h.Function, command.OrDash(h.Identity), h.From, h.To, command.OrDash(strings.Trim(fmt.Sprint(h.Epochs), "[]")), command.OrDash(h.Key), process, command.OrDash(strings.Join(h.Clear, ", ")),
 		})
+		switch {
+		case h.Key != "node":
+		case h.CertificateEnds == nil:
+			r.problems = append(r.problems, fmt.Sprintf("%s of chain %s has no certificate of the controller: its connections are refused until it has one", h.Function, h.Chain))
+		case time.Now().After(*h.CertificateEnds):
+			r.problems = append(r.problems, fmt.Sprintf("the certificate of %s of chain %s ended at %s: its connections are refused until the controller has signed another", h.Function, h.Chain, h.CertificateEnds.UTC().Format(time.RFC3339)))
+		}
 		if h.Error != "" {
 			r.problems = append(r.problems, fmt.Sprintf("%s of chain %s does not run: %s", h.Function, h.Chain, h.Error))
 		}

@@ -67,6 +67,7 @@ const (
 type limits struct {
 	mu    sync.Mutex
 	renew map[string]*bucket
+	ends  map[string]*bucket // calls for certificates of ends
 	tell  map[string]*bucket
 	count map[string]*bucket // calls about numbers
 	ack   map[string]*bucket
@@ -90,6 +91,12 @@ func (l *limits) mayRenew(now time.Time, node string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return bucketOf(&l.renew, node).take(now, 1, renewRate, renewMost) == 1
+}
+
+func (l *limits) mayCertify(now time.Time, node string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bucketOf(&l.ends, node).take(now, 1, renewRate, renewMost) == 1
 }
 
 func (l *limits) mayTell(now time.Time, node string, n int) int {

@@ -65,6 +65,7 @@ type world struct {
 	drain     time.Duration
 	now       func() time.Time
 	admins    func(uint32) bool
+	audit     *Audit // nil: none
 
 	rotateEvery time.Duration
 
@@ -104,7 +105,7 @@ func (w *world) start() {
 	if w.wrap != nil {
 		w.store = w.wrap(bolt)
 	}
-	w.ctl, err = New(w.Context(), Config{Store: w.store, Log: w.log, Drain: w.drain, Now: w.now, Admins: w.admins, RotateEvery: w.rotateEvery})
+	w.ctl, err = New(w.Context(), Config{Store: w.store, Log: w.log, Drain: w.drain, Now: w.now, Admins: w.admins, RotateEvery: w.rotateEvery, Audit: w.audit})
 	w.must(err)
 	operators, err := Listen("unix:" + filepath.Join(w.dir, "s"))
 	w.must(err)
@@ -138,8 +139,9 @@ type fake struct {
 	stop   func()
 
 	mu       sync.Mutex
-	held     []plan.Node // all plans, in the order in which they came
-	wire     bytes.Buffer
+	held     []plan.Node  // all plans, in the order in which they came
+	wire     bytes.Buffer // what it received
+	sent     bytes.Buffer
 	silent   bool // it does not acknowledge
 	released []member.Report
 	before   bool                 // it tells of no numbers, as an agent of before
@@ -329,9 +331,16 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// record keeps every byte that the controller sends.
+// record keeps every byte that the controller and the agent send each other.
 func (f *fake) record(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.Body != nil {
+			r = r.Clone(r.Context())
+			r.Body = struct {
+				io.Reader
+				io.Closer
+			}{io.TeeReader(r.Body, locked{f, &f.sent}), r.Body}
+		}
 		answer, err := next.RoundTrip(r)
 		if err != nil {
 			return nil, err
@@ -342,17 +351,20 @@ func (f *fake) record(next http.RoundTripper) http.RoundTripper {
 		answer.Body = struct {
 			io.Reader
 			io.Closer
-		}{io.TeeReader(answer.Body, locked{f}), answer.Body}
+		}{io.TeeReader(answer.Body, locked{f, &f.wire}), answer.Body}
 		return answer, nil
 	})
 }
 
-type locked struct{ f *fake }
+type locked struct {
+	f  *fake
+	to *bytes.Buffer
+}
 
 func (l locked) Write(b []byte) (int, error) {
 	l.f.mu.Lock()
 	defer l.f.mu.Unlock()
-	return l.f.wire.Write(b)
+	return l.to.Write(b)
 }
 
 func (w *world) apply(text string) uint64 {

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
@@ -195,19 +196,88 @@ func (c *CA) Issue(id ID, key crypto.PublicKey, now time.Time) ([]byte, error) {
 	return der, nil
 }
 
+// EndValid is how long a certificate of an end of sealed parts lasts: nodes have to go on for some time without a controller.
+const EndValid = 24 * time.Hour
+
+// EndName is who an end of sealed parts is: a function of a node, or its gateway.
+func (c *CA) EndName(node, function string) (string, error) {
+	id, err := c.end(node, function)
+	return id.String(), err
+}
+
+func (c *CA) end(node, function string) (spiffeid.ID, error) {
+	id, err := spiffeid.FromSegments(c.domain, "node", node, "function", function)
+	if err != nil {
+		return id, fmt.Errorf("function %s of node %s: %w", function, node, err)
+	}
+	return id, nil
+}
+
+// IssueEnd signs a certificate for an end of sealed parts: a key of Ed25519, so that no key is both a node's and an end's.
+func (c *CA) IssueEnd(node, function string, key ed25519.PublicKey, now time.Time) ([]byte, error) {
+	if len(key) != ed25519.PublicKeySize {
+		return nil, errors.New("the key is not one of Ed25519")
+	}
+	id, err := c.end(node, function)
+	if err != nil {
+		return nil, err
+	}
+	t, err := template(now, EndValid, id)
+	if err != nil {
+		return nil, err
+	}
+	t.BasicConstraintsValid = true
+	t.KeyUsage = x509.KeyUsageDigitalSignature
+	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	der, err := x509.CreateCertificate(rand.Reader, t, c.root, key, c.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign a certificate for function %s of node %s: %w", function, node, err)
+	}
+	return der, nil
+}
+
+// EndRequest makes a certificate request for the key of an end.
+func EndRequest(key ed25519.PrivateKey) ([]byte, error) {
+	return x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+}
+
+// RequestedEndKey is the key of such a request that is whole. What the request says beside it counts nothing.
+func RequestedEndKey(request []byte) (ed25519.PublicKey, error) {
+	r, err := readRequest(request)
+	if err != nil {
+		return nil, err
+	}
+	key, ok := r.PublicKey.(ed25519.PublicKey)
+	if !ok {
+		return nil, errors.New("the certificate request is for a key of another kind than Ed25519")
+	}
+	if err := r.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("the certificate request is not signed by its key: %w", err)
+	}
+	return key, nil
+}
+
 // Request makes a certificate request for a key: it shows that the node has it.
 func Request(key *ecdsa.PrivateKey) ([]byte, error) {
 	return x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
 }
 
-// RequestedKey is the key of a request that is whole.
-func RequestedKey(request []byte) (crypto.PublicKey, error) {
+func readRequest(request []byte) (*x509.CertificateRequest, error) {
 	if len(request) > requestMax {
 		return nil, fmt.Errorf("the certificate request has %d bytes; expect %d at most", len(request), requestMax)
 	}
 	r, err := x509.ParseCertificateRequest(request)
 	if err != nil {
 		return nil, fmt.Errorf("read the certificate request: %w", err)
+	}
+	return r, nil
+}
+
+// RequestedKey is the key of a request that is whole.
+func RequestedKey(request []byte) (crypto.PublicKey, error) {
+	r, err := readRequest(request)
+	if err != nil {
+		return nil, err
 	}
 	// Before the signature is checked: that takes as long as whoever made an RSA key wants.
 	if key, ok := r.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() {

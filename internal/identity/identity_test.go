@@ -2,6 +2,7 @@ package identity
 
 import (
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
@@ -9,6 +10,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -242,5 +244,62 @@ func TestTheControllerIsWhomATokenOrARootSays(t *testing.T) {
 				t.Errorf("got %v, %v", p, err)
 			}
 		})
+	}
+}
+
+// A key of an end is certified as what it is, and is nobody's key else.
+func TestACertificateOfAnEndIsNoNodes(t *testing.T) {
+	now := time.Now()
+	ca, err := NewCA("corp.example", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := EndRequest(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := RequestedEndKey(request)
+	if err != nil || !public.Equal(key.Public()) {
+		t.Fatalf("the key of a request: %v", err)
+	}
+	der, err := ca.IssueEnd("r3", "dpi", public, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := ca.EndName("r3", "dpi")
+	if err != nil || name != "spiffe://corp.example/node/r3/function/dpi" || len(c.URIs) != 1 || c.URIs[0].String() != name || !c.NotAfter.Equal(now.Add(EndValid).UTC().Truncate(time.Second)) {
+		t.Errorf("the certificate is of %v until %s; %q, %v", c.URIs, c.NotAfter, name, err)
+	}
+	if p, err := VerifyRaw(der, []*x509.Certificate{ca.root}, now); err == nil {
+		t.Errorf("an end is taken for %s", p.ID)
+	}
+	if _, err := RequestedKey(request); err == nil {
+		t.Error("a node gets a certificate for the key of an end")
+	}
+	if _, err := ca.Issue(ID{Node: "r3"}, public, now); err == nil {
+		t.Error("a node gets a certificate for a key of Ed25519")
+	}
+	for _, of := range [][2]string{{"r3", "a/b"}, {"r3", ""}, {"..", "dpi"}} {
+		if _, err := ca.IssueEnd(of[0], of[1], public, now); err == nil {
+			t.Errorf("function %q of node %q gets a certificate", of[1], of[0])
+		}
+	}
+	if _, err := ca.IssueEnd("r3", "dpi", nil, now); err == nil {
+		t.Error("no key gets a certificate")
+	}
+	spoiled := slices.Clone(request)
+	spoiled[len(spoiled)-1] ^= 1
+	for what, r := range map[string][]byte{"another's signature": spoiled, "nothing": nil, "too much": make([]byte, requestMax+1)} {
+		if _, err := RequestedEndKey(r); err == nil {
+			t.Errorf("a request with %s is taken", what)
+		}
 	}
 }

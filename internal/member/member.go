@@ -89,6 +89,8 @@ type Member struct {
 	cfg Config
 	id  atomicIdentity
 
+	ends ends
+
 	mu      sync.Mutex
 	at      int // index in Controllers of the one in use
 	report  Report
@@ -173,6 +175,9 @@ func Open(cfg Config) (*Member, error) {
 			return nil, fmt.Errorf("the node's identity %s: %w; remove it, and join with a new token", m.identityPath(), err)
 		}
 		m.id.set(id)
+	}
+	if err := m.openEnds(); err != nil {
+		return nil, err
 	}
 	if cfg.Token != "" {
 		if _, err := identity.ParseToken(cfg.Token); err != nil && m.id.get() == nil {
@@ -486,6 +491,8 @@ func (m *Member) Run(ctx context.Context) error {
 		if err != nil {
 			again, at := pause.Round(time.Millisecond), m.controller()
 			switch renewed := errors.Is(err, errRenewed); {
+			case errors.Is(err, errCertify):
+				m.cfg.Log.Warn("the controller has signed no certificates for ends of sealed parts; the data path stays as it is", "controller", at, "err", err, "again in", again)
 			case errors.Is(err, errRoots):
 				m.cfg.Log.Info("the certificate was renewed, since the controller's roots have changed")
 			case renewed && pause == pauseMin:
@@ -593,12 +600,21 @@ func (m *Member) session(ctx context.Context) error {
 	}
 	c := m.client(m.tls(id))
 	defer c.close()
+	// The session says that the node has certificates of the root that signs now: of its ends, too.
+	if have, _ := m.onDisk(); len(have.CertifiedEnds()) > 0 {
+		if err := m.certify(ctx, c, id, have, false); errors.Is(err, errRoots) || ctx.Err() != nil {
+			return err
+		} else if err != nil {
+			m.cfg.Log.Warn("ends of sealed parts have no new certificates", "err", err)
+		}
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.follow(ctx, c, id) })
 	group.Go(func() error { return m.acknowledge(ctx, c) })
 	group.Go(func() error { return m.tellRefusals(ctx, c) })
 	group.Go(func() error { return m.tellTraced(ctx, c) })
 	group.Go(func() error { return m.tellNumbers(ctx, c) })
+	group.Go(func() error { return m.keepEnds(ctx, c, id) })
 	group.Go(func() error {
 		// Between half and three quarters of its life.
 		from, to := m.renewAt(id, 1, 2), m.renewAt(id, 3, 4)
@@ -718,7 +734,7 @@ func (m *Member) renew(ctx context.Context, id *nodeIdentity) (*nodeIdentity, er
 // follow puts each plan on disk that the controller sends.
 func (m *Member) follow(ctx context.Context, c client, id *nodeIdentity) error {
 	have, digest := m.onDisk()
-	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: id.pins(), Knows: m.cfg.Knows, Traces: true, Drains: !m.cfg.NoDrains}))
+	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: m.pinsOf(id), Knows: m.cfg.Knows, Traces: true, Drains: !m.cfg.NoDrains}))
 	if err != nil {
 		return err
 	}
@@ -745,9 +761,16 @@ func (m *Member) follow(ctx context.Context, c client, id *nodeIdentity) error {
 			}
 			return errRoots
 		}
-		if err := m.receive(stream.Msg(), id.name); err != nil {
+		err := m.receive(stream.Msg(), id.name, func(n plan.Node) error { return m.certify(ctx, c, id, n, true) })
+		if errors.Is(err, errRoots) {
+			return err
+		}
+		if err != nil {
 			m.cfg.Log.Error("a plan of the controller is refused, and the one before stays in force", "revision", stream.Msg().Revision, "err", err)
 			m.refuse(stream.Msg().Revision, err)
+			if errors.Is(err, errCertify) { // a later session gets the plan again
+				return err
+			}
 		}
 	}
 	return cmp.Or(stream.Err(), errors.New("the controller has ended the connection"))
@@ -780,8 +803,9 @@ func (m *Member) onDisk() (plan.Node, string) {
 // ErrOlder means that a plan is older than the one on the node's disk.
 var ErrOlder = errors.New("it is older than the plan on this node's disk")
 
-// receive checks a plan, and puts it in the place of the one before.
-func (m *Member) receive(r *v1.PlansResponse, name string) error {
+// receive checks a plan, and puts it in the place of the one before. certify gets the certificates of its ends; without them the
+// plan is refused, and whoever changes the domain waits.
+func (m *Member) receive(r *v1.PlansResponse, name string, certify func(plan.Node) error) error {
 	if digest(r.Plan) != r.Digest {
 		return errors.New("its digest is not that of its bytes")
 	}
@@ -799,6 +823,9 @@ func (m *Member) receive(r *v1.PlansResponse, name string) error {
 		return fmt.Errorf("it is another plan than the one on this node's disk, of the same revision %d; records of a backup are to be put back with waystamp controller restore", n.Revision)
 	case n.Revision < have.Revision:
 		return fmt.Errorf("%w: revision %d, and that has %d; records of a backup are to be put back with waystamp controller restore", ErrOlder, n.Revision, have.Revision)
+	}
+	if err := certify(n); err != nil {
+		return err
 	}
 	if err := m.keepPlan(n, r.Digest, r.Plan); err != nil {
 		return err

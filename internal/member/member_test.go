@@ -65,7 +65,7 @@ func TestAPlanIsTakenIfItIsTheNodesAndNotOlder(t *testing.T) {
 	cfg := joined(t, "r1")
 	m, err := Open(cfg)
 	must(t, err)
-	must(t, m.receive(planOf(t, "r1", 5), "r1"))
+	must(t, m.receive(planOf(t, "r1", 5), "r1", withoutEnds))
 	<-m.Planned()
 	before := read(t, m.PlanFile())
 	for name, c := range map[string]struct {
@@ -81,7 +81,7 @@ func TestAPlanIsTakenIfItIsTheNodesAndNotOlder(t *testing.T) {
 		"no plan":           {func() *v1.PlansResponse { return &v1.PlansResponse{Revision: 6, Digest: digest(nil)} }, "not JSON", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := m.receive(c.plan(), "r1")
+			err := m.receive(c.plan(), "r1", withoutEnds)
 			if err == nil || !strings.Contains(err.Error(), c.says) || errors.Is(err, ErrOlder) != c.older {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
@@ -98,16 +98,16 @@ func TestAPlanIsTakenIfItIsTheNodesAndNotOlder(t *testing.T) {
 	default:
 		t.Error("the plan on disk is not known")
 	}
-	if err := m.receive(planOf(t, "r1", 4), "r1"); !errors.Is(err, ErrOlder) {
+	if err := m.receive(planOf(t, "r1", 4), "r1", withoutEnds); !errors.Is(err, ErrOlder) {
 		t.Errorf("got %v", err)
 	}
 	other := planOf(t, "r1", 5)
 	other.Plan = append(other.Plan, '\n')
 	other.Digest = digest(other.Plan)
-	if err := m.receive(other, "r1"); err == nil || !strings.Contains(err.Error(), "of the same revision 5") {
+	if err := m.receive(other, "r1", withoutEnds); err == nil || !strings.Contains(err.Error(), "of the same revision 5") {
 		t.Errorf("another plan of a revision that is on disk: %v", err)
 	}
-	must(t, m.receive(planOf(t, "r1", 6), "r1"))
+	must(t, m.receive(planOf(t, "r1", 6), "r1", withoutEnds))
 	for _, name := range []string{m.PlanFile(), m.identityPath()} {
 		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: mode %v, %v", name, info.Mode(), err)
@@ -205,7 +205,7 @@ func TestThePlanBeforeStaysUntilTheNextIsInForce(t *testing.T) {
 	must(t, err)
 	receive := func(revision, before uint64) {
 		t.Helper()
-		must(t, m.receive(planOf(t, "r1", revision), "r1"))
+		must(t, m.receive(planOf(t, "r1", revision), "r1", withoutEnds))
 		if now, have := revisionAt(t, m.PlanFile()), revisionAt(t, m.FallbackFile()); now != revision || have != before {
 			t.Errorf("received %d: the plan on disk is %d, the one before %d, want %d", revision, now, have, before)
 		}
@@ -255,3 +255,6 @@ func TestThePlanBeforeStaysUntilTheNextIsInForce(t *testing.T) {
 	must(t, os.Remove(m.FallbackFile()))
 	receive(13, 12)
 }
+
+// withoutEnds is for plans that have none.
+func withoutEnds(plan.Node) error { return nil }

@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // CheckSeal finds settings for seals that a chain cannot have: seal itself, or a
@@ -36,8 +37,22 @@ func CheckIntrusive(intrusive bool, k Kind) error {
 	return nil
 }
 
-// SealName is the name in the certificate of an end: a SPIFFE identity. function is GatewayName for
-// a gateway.
-func SealName(node, function string) string {
-	return "spiffe://waystamp/node/" + node + "/function/" + function
+// SealDomain is the trust domain in the names of ends whose keys are in plans.
+const SealDomain = "waystamp"
+
+// SealName is the name in the certificate of an end whose key is in a plan: a SPIFFE identity. function is
+// GatewayName for a gateway.
+func SealName(node, function string) string { return SealNameIn(SealDomain, node, function) }
+
+// SealNameIn is the name in the certificate of an end, in a trust domain.
+func SealNameIn(domain, node, function string) string {
+	return "spiffe://" + domain + "/node/" + node + "/function/" + function
+}
+
+// CheckTrustDomain checks the name of a trust domain (SPIFFE-ID section 2.1).
+func CheckTrustDomain(name string) error {
+	if name == "" || len(name) > 255 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789.-_") != "" {
+		return errors.New("is no trust domain: it has 1 to 255 of a-z, 0-9, dot, hyphen and underscore")
+	}
+	return nil
 }

@@ -455,7 +455,7 @@ func checkPaths(paths []Path) error {
 				p.addf("is given already; there is one path for each direction of a chain, or part of one, and one from each of its functions")
 			}
 			ids[path.Path], directions[path.direction()] = true, true
-			if path.Seal != nil {
+			if path.Seal != nil && path.Seal.Domain == "" {
 				for _, k := range []SealKey{path.Seal.From, path.Seal.To} {
 					if seals[k] {
 						p.addf("seal: a key is given already; each end of each part has one of its own")

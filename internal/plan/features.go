@@ -21,6 +21,7 @@ const (
 	featureSigner  = "gateway signer"          // services whose keys other processes have
 	featureParams  = "parameters of functions" // functions of kind stream that are instances for parameters of visits
 	featureFilter  = "intrusive netfilter"     // functions of kind netfilter that plain connections go through
+	featureEnds    = "seal certificates"       // ends of sealed parts that make their keys themselves
 )
 
 // FirstFeatures are those of agents that do not say which they have: they are older than the list. It never
@@ -39,7 +40,7 @@ func Features() []string {
 	all = named[model.Scheme](all, "scheme ")
 	all = named[model.EncapsulationType](all, "encapsulation ")
 	all = named[model.SIDs](all, "sids ")
-	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders, featureSigner, featureFilter, featureParams)
+	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders, featureSigner, featureFilter, featureParams, featureEnds)
 }
 
 // named adds the names of all values of an enumeration.
@@ -113,6 +114,7 @@ func (n Node) Features() []string {
 		path(h.PathID)
 		if h.Seal != nil {
 			seen[featureSeal] = true
+			seen[featureEnds] = seen[featureEnds] || h.Seal.Certified
 		}
 	}
 	for _, e := range n.Endpoints {
@@ -125,11 +127,14 @@ func (n Node) Features() []string {
 		path(e.PathID)
 		if e.Seal != nil {
 			seen[featureSeal] = true
+			seen[featureEnds] = seen[featureEnds] || e.Seal.Certified
 		}
 	}
 	var out []string
-	for name := range seen {
-		out = append(out, name)
+	for name, asked := range seen {
+		if asked {
+			out = append(out, name)
+		}
 	}
 	slices.Sort(out)
 	return out

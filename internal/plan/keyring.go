@@ -21,6 +21,7 @@ type Keyring struct {
 	last   []Path
 	paths  map[direction]Path // last; nil: nobody has asked for it
 	rotate func(chain string) bool
+	domain string   // that signs the keys of ends of sealed parts; "": the keyring makes them
 	keep   bool     // a SID of the last compilation goes to no other path or place
 	also   [][]Path // their SIDs go to no other path or place either
 
@@ -57,7 +58,7 @@ func (k *Keyring) of(d direction) (Path, bool) {
 
 // few is the keyring with only some of its last paths.
 func (k *Keyring) few(last []Path) *Keyring {
-	return &Keyring{random: k.random, last: last, rotate: k.rotate}
+	return &Keyring{random: k.random, last: last, rotate: k.rotate, domain: k.domain}
 }
 
 // epochsOf are epochs of a path that a new one is later than.
@@ -94,6 +95,10 @@ func (k *Keyring) beyondOf(paths []Path, some []int) map[uint32][]uint8 {
 // KeepSIDs assigns no SID of the last compilation to another path or place, so that nodes can
 // hold both compilations. The same holds for SIDs of lists of earlier paths that nodes still hold.
 func (k *Keyring) KeepSIDs(also ...[]Path) { k.keep, k.also = true, also }
+
+// Certify leaves the keys of ends of sealed parts to these ends: the controller of a trust domain signs them. A path that is
+// kept from the last compilation keeps its ends' keys, until its next epoch.
+func (k *Keyring) Certify(domain string) { k.domain = domain }
 
 // Rotate gives the paths of these chains the next epoch and fresh secrets without a change.
 func (k *Keyring) Rotate(chain func(name string) bool) { k.rotate = chain }
@@ -164,7 +169,7 @@ func (k *Keyring) secrets(p *Path) error {
 		return fmt.Errorf("%s: %w", p.PathID, err)
 	}
 	if p.Seal != nil {
-		if err := p.Seal.fresh(k.random); err != nil {
+		if err := p.Seal.fresh(k.random, k.domain); err != nil {
 			return fmt.Errorf("%s: %w", p.PathID, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"encoding/hex"
 	"errors"
@@ -37,18 +38,23 @@ func (SealKey) MarshalText() ([]byte, error) { return nil, errSealMarshal }
 
 var errSealMarshal = errors.New("a key of a sealed part is not written by accident: the encoder of a file that holds it must name its fields")
 
-// PathSeal are the keys of the ends of a sealed part, in one epoch of its path in the chain's
-// forward direction. Connections are sealed both ways.
+// PathSeal says how the ends of a sealed part identify each other, in one epoch of its path in the chain's
+// forward direction: by keys that the planner has made, or by certificates for keys of their own.
+// Connections are sealed both ways.
 type PathSeal struct {
-	From, To SealKey // From dials
+	From, To SealKey // From dials; zero if Domain is set
+	// Domain is the trust domain of the controller that signs the ends' own keys; "": From and To are their keys.
+	Domain string
 }
 
-// Seal has the keys of one end of a sealed part, in one epoch.
+// Seal identifies both ends of a sealed part to one of them, in one epoch.
 type Seal struct {
-	Name    string // of this end: model.SealName
+	Name    string // of this end: model.SealNameIn
 	Key     SealKey
 	Peer    string     // name of the other end
 	PeerKey SealPublic // the only one that is taken from it
+	// Certified: each end has a key of its own and a certificate of the controller for its name. The plan has no keys.
+	Certified bool
 	// Origin and Ports identify the chain's connections in each of its parts: their destination,
 	// and their source ports.
 	Origin netip.AddrPort
@@ -69,8 +75,11 @@ func sealed(ch model.Chain, p Path) bool {
 	return ch.Seal && p.Direction == model.Forward && p.To != ""
 }
 
-// fresh makes the keys of both ends.
-func (s *PathSeal) fresh(random io.Reader) error {
+// fresh makes the keys of both ends. With a trust domain the ends make them themselves.
+func (s *PathSeal) fresh(random io.Reader, domain string) error {
+	if *s = (PathSeal{Domain: domain}); domain != "" {
+		return nil
+	}
 	for _, k := range []*SealKey{&s.From, &s.To} {
 		if _, err := io.ReadFull(random, k[:]); err != nil {
 			return fmt.Errorf("make a key of a sealed part: %w", err)
@@ -86,10 +95,33 @@ func sealEnds(d model.Domain, p Path) (from, to *Seal) {
 		return nil, nil
 	}
 	o := chainOf(d, p.Chain).Onward
-	from = &Seal{Name: model.SealName(p.Hops[0].Node, p.From), Key: p.Seal.From, PeerKey: p.Seal.To.Public(), Origin: o.Origin, Ports: o.Ports}
-	to = &Seal{Name: model.SealName(p.Hops[len(p.Hops)-1].Node, p.To), Key: p.Seal.To, PeerKey: p.Seal.From.Public(), Origin: o.Origin, Ports: o.Ports}
+	in := cmp.Or(p.Seal.Domain, model.SealDomain)
+	from = &Seal{Name: model.SealNameIn(in, p.Hops[0].Node, p.From), Origin: o.Origin, Ports: o.Ports}
+	to = &Seal{Name: model.SealNameIn(in, p.Hops[len(p.Hops)-1].Node, p.To), Origin: o.Origin, Ports: o.Ports}
 	from.Peer, to.Peer = to.Name, from.Name
+	if p.Seal.Domain != "" {
+		from.Certified, to.Certified = true, true
+		return from, to
+	}
+	from.Key, from.PeerKey = p.Seal.From, p.Seal.To.Public()
+	to.Key, to.PeerKey = p.Seal.To, p.Seal.From.Public()
 	return from, to
+}
+
+// CertifiedEnds are the names of the node's ends that need a certificate of the controller, by function; "gateway" is one.
+func (n Node) CertifiedEnds() map[string]string {
+	ends := map[string]string{}
+	for _, h := range n.Headends {
+		if h.Seal != nil && h.Seal.Certified {
+			ends[h.From] = h.Seal.Name
+		}
+	}
+	for _, e := range n.Egresses {
+		if e.Seal != nil && e.Seal.Certified {
+			ends[e.To] = e.Seal.Name
+		}
+	}
+	return ends
 }
 
 // sealOrigins are the origins with which the path's first end opens sessions; none if that end
@@ -196,7 +228,7 @@ func (c *nodeChecker) sealDials(p *problems, h Headend) {
 		p.addf("origins: only a path from the last intrusive function of a chain has them")
 	}
 	if h.Seal != nil {
-		c.seal(p, h.PathID, h.Match, *h.Seal, model.SealName(c.node.Name, h.From), h.To)
+		c.seal(p, h.PathID, h.Match, *h.Seal, h.From, h.To)
 	}
 	services := map[string]bool{}
 	for i, o := range h.Origins {
@@ -225,7 +257,7 @@ func (c *nodeChecker) sealTakes(p *problems, e Egress) {
 		if e.Seal.Origin.Port() == model.StreamPlainPort && c.attached(e.To) {
 			p.addf("seal: origin %s: function %s gets plain connections to port %d, so the two kinds of connections could not be distinguished", e.Seal.Origin, e.To, model.StreamPlainPort)
 		}
-		c.seal(p, e.PathID, e.Match, *e.Seal, model.SealName(c.node.Name, e.To), e.From)
+		c.seal(p, e.PathID, e.Match, *e.Seal, e.To, e.From)
 	case e.Direction == model.Forward && e.Through != nil && c.node.intrusive(e.To):
 		// Packets that a function on the way makes belong to the connections of a sealed part.
 		if e.Through.Opens {
@@ -239,11 +271,20 @@ func (c *nodeChecker) sealTakes(p *problems, e Egress) {
 	}
 }
 
-// seal checks one end's seal of a part; name is this end's function, function the other end's.
-func (c *nodeChecker) seal(p *problems, id PathID, match model.Match, s Seal, name, function string) {
+// seal checks one end's seal of a part; own is this end's function, function the other end's.
+func (c *nodeChecker) seal(p *problems, id PathID, match model.Match, s Seal, own, function string) {
 	p.within("seal", func(p *problems) {
-		// A holder of a key may put any name into its certificate: only keys identify ends.
-		for _, k := range []SealPublic{s.Key.Public(), s.PeerKey} {
+		domain := model.SealDomain
+		keys := []SealPublic{s.Key.Public(), s.PeerKey}
+		if s.Certified {
+			// The controller has checked the names in certificates: names identify ends.
+			domain, _, _ = strings.Cut(strings.TrimPrefix(s.Name, "spiffe://"), "/")
+			p.add(model.CheckTrustDomain(domain), "name %q: %q", s.Name, domain)
+			keys = nil
+		}
+		name := model.SealNameIn(domain, c.node.Name, own)
+		// A holder of a key of a plan may put any name into its certificate: only keys identify ends.
+		for _, k := range keys {
 			if other, twice := c.sealKeys[k]; twice {
 				p.addf("a key is that of %s, too; each end of each part has one of its own in each epoch", other)
 			}
@@ -262,10 +303,14 @@ func (c *nodeChecker) seal(p *problems, id PathID, match model.Match, s Seal, na
 		if s.Name != name {
 			p.addf("name %q is not that of this end, %s", s.Name, name)
 		}
-		if node, ok := strings.CutSuffix(s.Peer, "/function/"+function); !ok || s.Peer == s.Name || model.CheckName(strings.TrimPrefix(node, "spiffe://waystamp/node/")) != nil {
+		if node, ok := strings.CutSuffix(s.Peer, "/function/"+function); !ok || s.Peer == s.Name || model.CheckName(strings.TrimPrefix(node, "spiffe://"+domain+"/node/")) != nil {
 			p.addf("peer %q is not function %s of another node", s.Peer, function)
 		}
 		switch {
+		case s.Certified:
+			if s.Key != (SealKey{}) || s.PeerKey != (SealPublic{}) {
+				p.addf("certified: an end with a certificate of the controller makes its key itself; the plan has none")
+			}
 		case s.Key == SealKey{}:
 			p.addf("key: is missing")
 		case s.PeerKey == SealPublic{}:
@@ -284,6 +329,11 @@ func (s *PathSeal) check(p *problems, path Path) {
 	case s == nil:
 	case path.Direction != model.Forward || path.From == "" || path.To == "":
 		p.addf("seal: only a part between two ends, in the chain's forward direction, has keys")
+	case s.Domain != "":
+		p.add(model.CheckTrustDomain(s.Domain), "seal: domain %q", s.Domain)
+		if s.From != (SealKey{}) || s.To != (SealKey{}) {
+			p.addf("seal: ends with certificates of a controller make their keys themselves; the path has none")
+		}
 	case s.From == SealKey{} || s.To == SealKey{}:
 		p.addf("seal: its two ends have a key each")
 	}
@@ -292,17 +342,19 @@ func (s *PathSeal) check(p *problems, path Path) {
 // The types below mirror the files.
 
 type pathSealFile struct {
-	From sealKeyFile `json:"from"`
-	To   sealKeyFile `json:"to"`
+	From   *sealKeyFile `json:"from,omitempty"`
+	To     *sealKeyFile `json:"to,omitempty"`
+	Domain string       `json:"domain,omitempty"`
 }
 
 type sealFile struct {
-	Name    string         `json:"name"`
-	Key     sealKeyFile    `json:"key"`
-	Peer    string         `json:"peer"`
-	PeerKey sealKeyFile    `json:"peer-key"`
-	Origin  netip.AddrPort `json:"origin"`
-	Ports   model.Ports    `json:"ports"`
+	Name      string         `json:"name"`
+	Key       *sealKeyFile   `json:"key,omitempty"`
+	Peer      string         `json:"peer"`
+	PeerKey   *sealKeyFile   `json:"peer-key,omitempty"`
+	Certified bool           `json:"certified,omitempty"`
+	Origin    netip.AddrPort `json:"origin"`
+	Ports     model.Ports    `json:"ports"`
 }
 
 type sealOriginFile struct {
@@ -315,28 +367,28 @@ func pathSealToFile(s *PathSeal) *pathSealFile {
 	if s == nil {
 		return nil
 	}
-	return &pathSealFile{sealKeyFile(s.From), sealKeyFile(s.To)}
+	return &pathSealFile{keyToFile(s.From), keyToFile(s.To), s.Domain}
 }
 
 func (f *pathSealFile) seal() *PathSeal {
 	if f == nil {
 		return nil
 	}
-	return &PathSeal{SealKey(f.From), SealKey(f.To)}
+	return &PathSeal{SealKey(f.From.key()), SealKey(f.To.key()), f.Domain}
 }
 
 func sealToFile(s *Seal) *sealFile {
 	if s == nil {
 		return nil
 	}
-	return &sealFile{s.Name, sealKeyFile(s.Key), s.Peer, sealKeyFile(s.PeerKey), s.Origin, s.Ports}
+	return &sealFile{s.Name, keyToFile(s.Key), s.Peer, keyToFile(s.PeerKey), s.Certified, s.Origin, s.Ports}
 }
 
 func (f *sealFile) seal() *Seal {
 	if f == nil {
 		return nil
 	}
-	return &Seal{f.Name, SealKey(f.Key), f.Peer, SealPublic(f.PeerKey), f.Origin, f.Ports}
+	return &Seal{f.Name, SealKey(f.Key.key()), f.Peer, SealPublic(f.PeerKey.key()), f.Certified, f.Origin, f.Ports}
 }
 
 func sealOriginsToFile(list []SealOrigin) (out []sealOriginFile) {
@@ -355,6 +407,22 @@ func sealOriginsOf(list []sealOriginFile) (out []SealOrigin) {
 
 // sealKeyFile is a key of an end in a file, secret or public: 64 hexadecimal digits.
 type sealKeyFile [32]byte
+
+// keyToFile leaves a key out that is none.
+func keyToFile[K ~[32]byte](k K) *sealKeyFile {
+	if k == (K{}) {
+		return nil
+	}
+	f := sealKeyFile(k)
+	return &f
+}
+
+func (k *sealKeyFile) key() sealKeyFile {
+	if k == nil {
+		return sealKeyFile{}
+	}
+	return *k
+}
 
 func (k sealKeyFile) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, k[:]), nil }
 

@@ -547,3 +547,121 @@ func TestAPlanSaysWherePlainConnectionsGo(t *testing.T) {
 		t.Errorf("the file of r3 has %+v", a)
 	}
 }
+
+// With a controller, who plans has no key of any end: plans and paths have the names alone, in its trust domain.
+func TestEndsWithCertificatesHaveNoKeysInPlans(t *testing.T) {
+	last := compile(t, sealing(), NewKeyring(random(1), nil))
+	certify := func(seed uint64, rotate bool) *Domain {
+		keys := NewKeyring(random(seed), last.Paths)
+		keys.Certify("corp.example")
+		keys.KeepSIDs()
+		keys.Rotate(func(string) bool { return rotate })
+		return compile(t, sealing(), keys)
+	}
+	// What is kept from before has keys until its next epoch.
+	if diff := cmp.Diff(last.Paths, certify(2, false).Paths, equal); diff != "" {
+		t.Errorf("the same domain (-before +with certificates):\n%s", diff)
+	}
+	next := certify(3, true)
+	b, err := EncodePaths(next.Paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := DecodePaths(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(next.Paths, again, equal); diff != "" {
+		t.Errorf("paths read again (-written +read):\n%s", diff)
+	}
+	for _, p := range next.Paths {
+		if p.Seal != nil && *p.Seal != (PathSeal{Domain: "corp.example"}) {
+			t.Errorf("%s has keys", p.PathID)
+		}
+	}
+	const id = "spiffe://corp.example/node/"
+	for i, want := range map[int]map[string]string{
+		0: {"gateway": id + "r1/function/gateway"}, 1: {}, 2: {"dpi": id + "r3/function/dpi"}, 4: {"av": id + "r4/function/av"},
+	} {
+		n := next.Nodes[i]
+		if diff := cmp.Diff(want, n.CertifiedEnds()); diff != "" {
+			t.Errorf("ends of %s (-want +got):\n%s", n.Name, diff)
+		}
+		if got := slices.Contains(n.Features(), "seal certificates"); got != (len(want) > 0) {
+			t.Errorf("the plan of %s asks for certificates: %t", n.Name, got)
+		}
+		if before := last.Nodes[i]; slices.Contains(before.Features(), "seal certificates") || len(before.CertifiedEnds()) > 0 {
+			t.Errorf("the plan of %s asked for certificates before", n.Name)
+		}
+		file := unchecked(t, n)
+		again, err := DecodeNode(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(n, again, equal); diff != "" {
+			t.Errorf("%s read again (-written +read):\n%s", n.Name, diff)
+		}
+		if bytes.Contains(file, []byte(`"peer-key"`)) {
+			t.Errorf("the plan of %s has a key of a peer", n.Name)
+		}
+	}
+	// In steps both kinds are there.
+	s, err := MakeSteps(last.Paths, last.Nodes, next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[bool]bool{}
+	for _, e := range s.Both[2].Egresses {
+		if e.Seal != nil {
+			kinds[e.Seal.Certified] = true
+		}
+	}
+	if len(kinds) != 2 {
+		t.Errorf("while it changes, dpi takes %v", kinds)
+	}
+}
+
+func TestBadEndsWithCertificatesAreRefused(t *testing.T) {
+	keys := NewKeyring(random(1), nil)
+	keys.Certify("corp.example")
+	for name, c := range map[string]struct {
+		change func(s *Seal)
+		says   string
+	}{
+		"a key of its own":       {func(s *Seal) { s.Key = SealKey{1} }, "the plan has none"},
+		"a key of its peer":      {func(s *Seal) { s.PeerKey = SealPublic{1} }, "the plan has none"},
+		"no trust domain":        {func(s *Seal) { s.Name = strings.Replace(s.Name, "corp.example", "", 1) }, "no trust domain"},
+		"another trust domain":   {func(s *Seal) { s.Peer = strings.Replace(s.Peer, "corp.example", "other", 1) }, "is not function gateway of another node"},
+		"a trust domain as none": {func(s *Seal) { s.Name = strings.Replace(s.Name, "corp.example", "Corp Example", 1) }, "no trust domain"},
+		"the name of another":    {func(s *Seal) { s.Name = s.Peer }, "is not that of this end"},
+		"neither":                {func(s *Seal) { s.Certified = false }, "key: is missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := compile(t, sealing(), keys).Nodes[2]
+			n.Egresses = slices.Clone(n.Egresses)
+			for i, e := range n.Egresses {
+				if e.Seal != nil {
+					s := *e.Seal
+					c.change(&s)
+					n.Egresses[i].Seal = &s
+				}
+			}
+			if err := n.check(); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("it says %v; want %q", err, c.says)
+			}
+		})
+	}
+	for name, change := range map[string]func(s *PathSeal){
+		"keys beside it": func(s *PathSeal) { s.From, s.To = SealKey{1}, SealKey{2} },
+		"no name":        func(s *PathSeal) { s.Domain = "a/b" },
+	} {
+		paths := slices.Clone(compile(t, sealing(), keys).Paths)
+		i := slices.IndexFunc(paths, func(p Path) bool { return p.Seal != nil })
+		s := *paths[i].Seal
+		change(&s)
+		paths[i].Seal = &s
+		if err := checkPaths(paths); err == nil || !strings.Contains(err.Error(), "seal: ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

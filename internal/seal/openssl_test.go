@@ -18,7 +18,7 @@ import (
 // onDisk writes an end's key and certificate where OpenSSL reads them.
 func onDisk(t *testing.T, p *Part) (certificate, key string) {
 	t.Helper()
-	c, err := p.certificate(p.Epochs[0].Key)
+	c, err := p.certificate(p.Epochs[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,8 @@ const (
 	PartMismatch Reason = "part-mismatch" // its first record names another part than its packets came by
 	Unsealed     Reason = "unsealed"      // what came is no TLS
 	Peer         Reason = "peer"          // it is not who the plan names, or its bytes were changed
+	Untrusted    Reason = "untrusted"     // its certificate has the name, and is not signed by the controller for an end
+	Expired      Reason = "expired"       // its certificate has ended, or has not begun
 	Key          Reason = "key"           // this end has no key for the part
 	Gone         Reason = "gone"          // it ended, or said nothing, before it had said what it is for
 )
@@ -33,6 +35,10 @@ func ReasonOf(err error) Reason {
 	switch {
 	case errors.Is(err, errKey):
 		return Key
+	case errors.Is(err, ErrUntrusted):
+		return Untrusted
+	case errors.Is(err, ErrExpired):
+		return Expired
 	case errors.Is(err, ErrMismatch):
 		return PartMismatch
 	case isAny(ErrTruncated, context.Canceled, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE), errors.As(err, &timeout) && timeout.Timeout():

@@ -2,6 +2,7 @@ package seal
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"fmt"
 	"sync"
@@ -22,6 +23,7 @@ const resumedMax = 1024
 type binding struct {
 	path, epoch            uint32
 	name, other, key, peer string
+	roots                  [sha256.Size]byte // digest; zero where keys identify ends
 	dials                  bool
 }
 
@@ -43,7 +45,7 @@ var resume = &resumption{of: map[binding]*resumable{}, now: time.Now}
 
 // prepare lets sessions of an end in one epoch be resumed.
 func (r *resumption) prepare(c *tls.Config, p *Part, e Epoch, dials bool) error {
-	b := binding{p.Path, e.Number, p.Name, p.Other, string(e.Key), string(e.Peer), dials}
+	b := binding{p.Path, e.Number, p.Name, p.Other, string(e.Key), string(e.Peer), rootsOf(e), dials}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.now()

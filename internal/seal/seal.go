@@ -40,14 +40,24 @@ type Part struct {
 	Epochs []Epoch // who accepts knows all that live; who dials takes the first
 
 	adjust func(*tls.Config) // for tests of this package alone
+	now    func() time.Time  // the same; nil: time.Now
 }
 
-// Epoch are the keys of a part in one of its epochs.
+// Epoch are the keys of a part in one of its epochs. The other end is identified by its key, or by a certificate that one of
+// Roots has signed for its name.
 type Epoch struct {
 	Number uint32
 	Key    ed25519.PrivateKey // this end's
-	Peer   ed25519.PublicKey  // the only one that is taken from the other end
+	Peer   ed25519.PublicKey  // the only one that is taken from the other end; nil with Roots
+
+	Certificate []byte   `json:",omitempty"` // this end's, in DER, signed by a controller; nil: it signs one itself
+	Roots       [][]byte `json:",omitempty"` // certificates in DER
+
+	Name, Other string `json:",omitempty"` // those of both ends in this epoch; "": the Part's
 }
+
+// certified reports whether a controller signs both ends' certificates.
+func (e Epoch) certified() bool { return len(e.Certificate) > 0 || len(e.Roots) > 0 }
 
 // String leaves the key out.
 func (e Epoch) String() string { return fmt.Sprintf("{epoch %d}", e.Number) }
@@ -64,7 +74,9 @@ func (p *Part) check(e Epoch) error {
 	switch {
 	case len(e.Key) != ed25519.PrivateKeySize:
 		return fmt.Errorf("%w: chain %s, path 0x%08x: this end has no key of epoch %d", errKey, p.Chain, p.Path, e.Number)
-	case len(e.Peer) != ed25519.PublicKeySize:
+	case e.certified() && (len(e.Certificate) == 0 || len(e.Roots) == 0 || e.Peer != nil):
+		return fmt.Errorf("%w: chain %s, path 0x%08x: of epoch %d there is a certificate without roots, roots without a certificate, or a key beside both", errKey, p.Chain, p.Path, e.Number)
+	case !e.certified() && len(e.Peer) != ed25519.PublicKeySize:
 		return fmt.Errorf("%w: chain %s, path 0x%08x: the other end's key of epoch %d is not known", errKey, p.Chain, p.Path, e.Number)
 	case p.Name == "" || p.Other == "":
 		return fmt.Errorf("%w: chain %s, path 0x%08x: an end has no name", errKey, p.Chain, p.Path)
@@ -83,8 +95,12 @@ var certificates = struct {
 const certificatesMax = 1024
 
 // certificate is of the end's key, signed by it. The other end looks at the key and the name
-// alone: times and serial number say nothing.
-func (p *Part) certificate(key ed25519.PrivateKey) (tls.Certificate, error) {
+// alone: times and serial number say nothing. Where a controller signs, it is that one's.
+func (p *Part) certificate(e Epoch) (tls.Certificate, error) {
+	key := e.Key
+	if e.certified() {
+		return tls.Certificate{Certificate: [][]byte{e.Certificate}, PrivateKey: key}, nil
+	}
 	of := p.Name + " " + string(key)
 	certificates.Lock()
 	defer certificates.Unlock()
@@ -114,13 +130,24 @@ func (p *Part) certificate(key ed25519.PrivateKey) (tls.Certificate, error) {
 	return c, nil
 }
 
+// in is the part with the names of its ends in an epoch.
+func (p *Part) in(e Epoch) *Part {
+	if e.Name == "" {
+		return p
+	}
+	q := *p
+	q.Name, q.Other = e.Name, e.Other
+	return &q
+}
+
 // config is the same on both sides but for what sessions are resumed by: who dials keeps them, who accepts has a key
 // for tickets.
 func (p *Part) config(e Epoch, dials bool) (*tls.Config, error) {
+	p = p.in(e)
 	if err := p.check(e); err != nil {
 		return nil, err
 	}
-	own, err := p.certificate(e.Key)
+	own, err := p.certificate(e)
 	if err != nil {
 		return nil, err
 	}
@@ -130,10 +157,10 @@ func (p *Part) config(e Epoch, dials bool) (*tls.Config, error) {
 		Certificates:     []tls.Certificate{own},
 		NextProtos:       []string{Protocol},
 		ServerName:       serverName(e.Number),
-		// No authority signs these certificates: VerifyConnection takes one key, also where a session is resumed.
+		// Names are no host's: VerifyConnection takes one key or one identity, also where a session is resumed.
 		InsecureSkipVerify: true,
 		ClientAuth:         tls.RequireAnyClientCert,
-		VerifyConnection:   func(s tls.ConnectionState) error { return p.verify(s, e) },
+		VerifyConnection:   func(s tls.ConnectionState) error { return p.verify(s, e, !dials) },
 	}
 	if err := resume.prepare(c, p, e, dials); err != nil {
 		return nil, err
@@ -146,8 +173,8 @@ func (p *Part) config(e Epoch, dials bool) (*tls.Config, error) {
 
 // verify holds the other end to its name and to its key in one epoch. That it has the key,
 // TLS has shown (RFC 8446 section 4.4.3); where a session is resumed, in the one that its ticket is of, whose
-// certificate this is.
-func (p *Part) verify(s tls.ConnectionState, e Epoch) error {
+// certificate this is. dialled: the other end has dialled.
+func (p *Part) verify(s tls.ConnectionState, e Epoch, dialled bool) error {
 	switch {
 	case s.Version != tls.VersionTLS13:
 		return fmt.Errorf("%w: it did not shake hands in TLS 1.3", ErrPeer)
@@ -165,6 +192,9 @@ func (p *Part) verify(s tls.ConnectionState, e Epoch) error {
 	shown, ok := c.PublicKey.(ed25519.PublicKey)
 	if !ok {
 		return fmt.Errorf("%w: its key is %T; expect Ed25519", ErrPeer, c.PublicKey)
+	}
+	if e.certified() {
+		return p.verifyCertificate(c, e, dialled)
 	}
 	if !e.Peer.Equal(shown) {
 		return fmt.Errorf("%w: its key is not that of %s in epoch %d", ErrPeer, p.Other, e.Number)

@@ -100,7 +100,7 @@ func TestPartTakesEpochsThatLive(t *testing.T) {
 	}
 	// A key of one epoch is none of the other.
 	mixed := *dials
-	mixed.Epochs = []Epoch{{3, nextDials.Epochs[0].Key, dials.Epochs[0].Peer}}
+	mixed.Epochs = []Epoch{{Number: 3, Key: nextDials.Epochs[0].Key, Peer: dials.Epochs[0].Peer}}
 	d, a, _, _ := newWires()
 	if s := talk(t, &mixed, accepts, d, a, []byte("request"), nil); ReasonOf(s.acceptErr) != Peer {
 		t.Errorf("the key of another epoch: %v", s.acceptErr)

@@ -30,8 +30,8 @@ func newPart(t testing.TB) (dials, accepts *Part) {
 	pd, kd := newKey(t)
 	pa, ka := newKey(t)
 	gateway, dpi := Name("r1", "gateway"), Name("r3", "dpi")
-	return &Part{Chain: "deep", Path: 7, Name: gateway, Other: dpi, Epochs: []Epoch{{3, kd, pa}}},
-		&Part{Chain: "deep", Path: 7, Name: dpi, Other: gateway, Epochs: []Epoch{{3, ka, pd}}}
+	return &Part{Chain: "deep", Path: 7, Name: gateway, Other: dpi, Epochs: []Epoch{{Number: 3, Key: kd, Peer: pa}}},
+		&Part{Chain: "deep", Path: 7, Name: dpi, Other: gateway, Epochs: []Epoch{{Number: 3, Key: ka, Peer: pd}}}
 }
 
 // queue is one direction of a connection in memory, which takes what is written and never blocks.

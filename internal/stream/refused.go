@@ -26,12 +26,14 @@ var RefusalReasons = map[string]string{
 	"worker-part-mismatch": "the connection was sealed for another part than it came by, or for another service",
 	"worker-unsealed":      "the connection was not sealed",
 	"worker-peer":          "the connection's other end was not the one that the plan names, or its bytes were changed on the way",
+	"worker-untrusted":     "the certificate of the connection's other end was not one that the controller has signed for an end",
+	"worker-expired":       "the certificate of the connection's other end was not valid at that time",
 	"worker-no-key":        "there was no key for the connection's part",
 }
 
 // refusalWhy is the reason that goes with how a connection was counted.
 var refusalWhy = map[int]string{
-	wordByFunction: "worker-function", wordMismatch: "worker-part-mismatch", wordUnsealed: "worker-unsealed", wordPeer: "worker-peer", wordNoKey: "worker-no-key",
+	wordByFunction: "worker-function", wordMismatch: "worker-part-mismatch", wordUnsealed: "worker-unsealed", wordPeer: "worker-peer", wordUntrusted: "worker-untrusted", wordExpired: "worker-expired", wordNoKey: "worker-no-key",
 }
 
 // Both sides hold a bound: a worker may be taken over, and a parent has readers.

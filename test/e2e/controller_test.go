@@ -23,6 +23,7 @@ type controlled struct {
 	dir     string
 	process *process
 	agents  map[string]*process
+	more    []string        // arguments of all agents
 	lasts   context.Context // of processes that run for longer than others; nil: none does
 }
 
@@ -37,7 +38,12 @@ func (c *controlled) until() context.Context {
 
 func buildControlled(t *testing.T, text string) *controlled {
 	t.Helper()
-	w := buildFrom(t, parse(t, text), func(c *lab.Config) { c.WithoutAgents = true })
+	return controlledIn(t, buildFrom(t, parse(t, text), func(c *lab.Config) { c.WithoutAgents = true }))
+}
+
+// controlledIn is a controller for a lab without agents.
+func controlledIn(t *testing.T, w *world) *controlled {
+	t.Helper()
 	c := &controlled{world: w, dir: newDir(t), agents: map[string]*process{}}
 	must(t, os.WriteFile(filepath.Join(c.dir, "seal.key"), []byte(strings.Repeat("5e", 32)), 0o600))
 	return c
@@ -107,6 +113,7 @@ func (c *controlled) agent(name, token string) {
 	c.t.Helper()
 	args := []string{"agent", "--controller", "tls+unix:" + filepath.Join(c.dir, "nodes"), "--node", name,
 		"--instance", c.Instance(name), "--run-dir", c.AgentDir(name), "--state-dir", c.AgentDir(name)}
+	args = append(args, c.more...)
 	if token != "" {
 		args = append(args, "--join", token)
 	}

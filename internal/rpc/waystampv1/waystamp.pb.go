@@ -4516,6 +4516,207 @@ func (*NumbersResponse) Descriptor() ([]byte, []int) {
 	return file_waystamp_proto_rawDescGZIP(), []int{74}
 }
 
+type CertifyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ends          []*EndRequest          `protobuf:"bytes,1,rep,name=ends,proto3" json:"ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertifyRequest) Reset() {
+	*x = CertifyRequest{}
+	mi := &file_waystamp_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertifyRequest) ProtoMessage() {}
+
+func (x *CertifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertifyRequest.ProtoReflect.Descriptor instead.
+func (*CertifyRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *CertifyRequest) GetEnds() []*EndRequest {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+// EndRequest is for the key of one end.
+type EndRequest struct {
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	Function           string                 `protobuf:"bytes,1,opt,name=function,proto3" json:"function,omitempty"`                                               // of the node's plan; gateway: the node's gateway
+	CertificateRequest []byte                 `protobuf:"bytes,2,opt,name=certificate_request,json=certificateRequest,proto3" json:"certificate_request,omitempty"` // PKCS #10, DER, of an Ed25519 key
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *EndRequest) Reset() {
+	*x = EndRequest{}
+	mi := &file_waystamp_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndRequest) ProtoMessage() {}
+
+func (x *EndRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
+func (*EndRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *EndRequest) GetFunction() string {
+	if x != nil {
+		return x.Function
+	}
+	return ""
+}
+
+func (x *EndRequest) GetCertificateRequest() []byte {
+	if x != nil {
+		return x.CertificateRequest
+	}
+	return nil
+}
+
+type CertifyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ends          []*EndCertificate      `protobuf:"bytes,1,rep,name=ends,proto3" json:"ends,omitempty"`   // in the order of the request
+	Roots         [][]byte               `protobuf:"bytes,2,rep,name=roots,proto3" json:"roots,omitempty"` // DER; the first has signed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertifyResponse) Reset() {
+	*x = CertifyResponse{}
+	mi := &file_waystamp_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertifyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertifyResponse) ProtoMessage() {}
+
+func (x *CertifyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertifyResponse.ProtoReflect.Descriptor instead.
+func (*CertifyResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *CertifyResponse) GetEnds() []*EndCertificate {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+func (x *CertifyResponse) GetRoots() [][]byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+type EndCertificate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Certificate   []byte                 `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"` // DER; empty: it is refused
+	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`             // why
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndCertificate) Reset() {
+	*x = EndCertificate{}
+	mi := &file_waystamp_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndCertificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndCertificate) ProtoMessage() {}
+
+func (x *EndCertificate) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndCertificate.ProtoReflect.Descriptor instead.
+func (*EndCertificate) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *EndCertificate) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *EndCertificate) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 var File_waystamp_proto protoreflect.FileDescriptor
 
 const file_waystamp_proto_rawDesc = "" +
@@ -4839,7 +5040,19 @@ const file_waystamp_proto_rawDesc = "" +
 	"LaneNumber\x12\x12\n" +
 	"\x04lane\x18\x01 \x01(\rR\x04lane\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\"\x11\n" +
-	"\x0fNumbersResponse2\xbe\t\n" +
+	"\x0fNumbersResponse\"=\n" +
+	"\x0eCertifyRequest\x12+\n" +
+	"\x04ends\x18\x01 \x03(\v2\x17.waystamp.v1.EndRequestR\x04ends\"Y\n" +
+	"\n" +
+	"EndRequest\x12\x1a\n" +
+	"\bfunction\x18\x01 \x01(\tR\bfunction\x12/\n" +
+	"\x13certificate_request\x18\x02 \x01(\fR\x12certificateRequest\"X\n" +
+	"\x0fCertifyResponse\x12/\n" +
+	"\x04ends\x18\x01 \x03(\v2\x1b.waystamp.v1.EndCertificateR\x04ends\x12\x14\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"H\n" +
+	"\x0eEndCertificate\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error2\xbe\t\n" +
 	"\x05Admin\x12>\n" +
 	"\x05Apply\x12\x19.waystamp.v1.ApplyRequest\x1a\x1a.waystamp.v1.ApplyResponse\x12;\n" +
 	"\x04Diff\x12\x18.waystamp.v1.DiffRequest\x1a\x19.waystamp.v1.DiffResponse\x128\n" +
@@ -4857,7 +5070,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\vAddOperator\x12\x1f.waystamp.v1.AddOperatorRequest\x1a .waystamp.v1.AddOperatorResponse\x12Y\n" +
 	"\x0eRemoveOperator\x12\".waystamp.v1.RemoveOperatorRequest\x1a#.waystamp.v1.RemoveOperatorResponse\x12G\n" +
 	"\bRotateCA\x12\x1c.waystamp.v1.RotateCARequest\x1a\x1d.waystamp.v1.RotateCAResponse\x12J\n" +
-	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\xe6\x03\n" +
+	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\xac\x04\n" +
 	"\x04Node\x12;\n" +
 	"\x04Join\x12\x18.waystamp.v1.JoinRequest\x1a\x19.waystamp.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.waystamp.v1.RenewRequest\x1a\x1a.waystamp.v1.RenewResponse\x12@\n" +
@@ -4865,7 +5078,8 @@ const file_waystamp_proto_rawDesc = "" +
 	"\vAcknowledge\x12\x1f.waystamp.v1.AcknowledgeRequest\x1a .waystamp.v1.AcknowledgeResponse\x12D\n" +
 	"\aRefused\x12\x1b.waystamp.v1.RefusedRequest\x1a\x1c.waystamp.v1.RefusedResponse\x12A\n" +
 	"\x06Traced\x12\x1a.waystamp.v1.TracedRequest\x1a\x1b.waystamp.v1.TracedResponse\x12D\n" +
-	"\aNumbers\x12\x1b.waystamp.v1.NumbersRequest\x1a\x1c.waystamp.v1.NumbersResponseBAZ?github.com/waystamp/waystamp/internal/rpc/waystampv1;waystampv1b\x06proto3"
+	"\aNumbers\x12\x1b.waystamp.v1.NumbersRequest\x1a\x1c.waystamp.v1.NumbersResponse\x12D\n" +
+	"\aCertify\x12\x1b.waystamp.v1.CertifyRequest\x1a\x1c.waystamp.v1.CertifyResponseBAZ?github.com/waystamp/waystamp/internal/rpc/waystampv1;waystampv1b\x06proto3"
 
 var (
 	file_waystamp_proto_rawDescOnce sync.Once
@@ -4879,7 +5093,7 @@ func file_waystamp_proto_rawDescGZIP() []byte {
 	return file_waystamp_proto_rawDescData
 }
 
-var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_waystamp_proto_goTypes = []any{
 	(*File)(nil),                   // 0: waystamp.v1.File
 	(*ApplyRequest)(nil),           // 1: waystamp.v1.ApplyRequest
@@ -4956,46 +5170,50 @@ var file_waystamp_proto_goTypes = []any{
 	(*SeenNumbers)(nil),            // 72: waystamp.v1.SeenNumbers
 	(*LaneNumber)(nil),             // 73: waystamp.v1.LaneNumber
 	(*NumbersResponse)(nil),        // 74: waystamp.v1.NumbersResponse
-	nil,                            // 75: waystamp.v1.File.RulesEntry
-	(*timestamppb.Timestamp)(nil),  // 76: google.protobuf.Timestamp
+	(*CertifyRequest)(nil),         // 75: waystamp.v1.CertifyRequest
+	(*EndRequest)(nil),             // 76: waystamp.v1.EndRequest
+	(*CertifyResponse)(nil),        // 77: waystamp.v1.CertifyResponse
+	(*EndCertificate)(nil),         // 78: waystamp.v1.EndCertificate
+	nil,                            // 79: waystamp.v1.File.RulesEntry
+	(*timestamppb.Timestamp)(nil),  // 80: google.protobuf.Timestamp
 }
 var file_waystamp_proto_depIdxs = []int32{
-	75, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
+	79, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
 	0,  // 1: waystamp.v1.ApplyRequest.file:type_name -> waystamp.v1.File
 	5,  // 2: waystamp.v1.ApplyResponse.differences:type_name -> waystamp.v1.Difference
 	0,  // 3: waystamp.v1.DiffRequest.file:type_name -> waystamp.v1.File
 	5,  // 4: waystamp.v1.DiffResponse.differences:type_name -> waystamp.v1.Difference
-	76, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
+	80, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
 	14, // 6: waystamp.v1.OperatorsResponse.operators:type_name -> waystamp.v1.OperatorState
-	76, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
+	80, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
 	21, // 8: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
 	21, // 9: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
-	76, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
+	80, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
 	24, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
 	25, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
 	26, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
 	23, // 14: waystamp.v1.State.waiting:type_name -> waystamp.v1.WaitingState
-	76, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
+	80, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
 	22, // 16: waystamp.v1.State.roots:type_name -> waystamp.v1.RootState
-	76, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
-	76, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
-	76, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
-	76, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	76, // 21: waystamp.v1.NodeState.state_since:type_name -> google.protobuf.Timestamp
-	76, // 22: waystamp.v1.ChainState.since:type_name -> google.protobuf.Timestamp
-	76, // 23: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	80, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
+	80, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
+	80, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
+	80, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	80, // 21: waystamp.v1.NodeState.state_since:type_name -> google.protobuf.Timestamp
+	80, // 22: waystamp.v1.ChainState.since:type_name -> google.protobuf.Timestamp
+	80, // 23: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
 	29, // 24: waystamp.v1.DescribeResponse.facts:type_name -> waystamp.v1.Fact
 	24, // 25: waystamp.v1.DescribeResponse.nodes:type_name -> waystamp.v1.NodeState
 	25, // 26: waystamp.v1.DescribeResponse.chains:type_name -> waystamp.v1.ChainState
 	26, // 27: waystamp.v1.DescribeResponse.epochs:type_name -> waystamp.v1.EpochState
-	76, // 28: waystamp.v1.DescribeResponse.since:type_name -> google.protobuf.Timestamp
+	80, // 28: waystamp.v1.DescribeResponse.since:type_name -> google.protobuf.Timestamp
 	23, // 29: waystamp.v1.DescribeResponse.waiting:type_name -> waystamp.v1.WaitingState
 	30, // 30: waystamp.v1.DescribeResponse.refusals:type_name -> waystamp.v1.RefusalCount
 	33, // 31: waystamp.v1.DescribeResponse.events:type_name -> waystamp.v1.Event
-	76, // 32: waystamp.v1.RefusalCount.last:type_name -> google.protobuf.Timestamp
+	80, // 32: waystamp.v1.RefusalCount.last:type_name -> google.protobuf.Timestamp
 	33, // 33: waystamp.v1.EventsResponse.events:type_name -> waystamp.v1.Event
-	76, // 34: waystamp.v1.EventsResponse.since:type_name -> google.protobuf.Timestamp
-	76, // 35: waystamp.v1.Event.time:type_name -> google.protobuf.Timestamp
+	80, // 34: waystamp.v1.EventsResponse.since:type_name -> google.protobuf.Timestamp
+	80, // 35: waystamp.v1.Event.time:type_name -> google.protobuf.Timestamp
 	36, // 36: waystamp.v1.RefusalsResponse.refusal:type_name -> waystamp.v1.Refusal
 	39, // 37: waystamp.v1.TraceResponse.begun:type_name -> waystamp.v1.TraceBegun
 	42, // 38: waystamp.v1.TraceResponse.packet:type_name -> waystamp.v1.TracedPacket
@@ -5004,9 +5222,9 @@ var file_waystamp_proto_depIdxs = []int32{
 	41, // 41: waystamp.v1.TracedPath.positions:type_name -> waystamp.v1.TracedPosition
 	43, // 42: waystamp.v1.TracedPacket.hops:type_name -> waystamp.v1.TracedHop
 	44, // 43: waystamp.v1.TracedPacket.refusals:type_name -> waystamp.v1.TracedRefusal
-	76, // 44: waystamp.v1.TracedHop.time:type_name -> google.protobuf.Timestamp
-	76, // 45: waystamp.v1.TracedRefusal.time:type_name -> google.protobuf.Timestamp
-	76, // 46: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	80, // 44: waystamp.v1.TracedHop.time:type_name -> google.protobuf.Timestamp
+	80, // 45: waystamp.v1.TracedRefusal.time:type_name -> google.protobuf.Timestamp
+	80, // 46: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
 	59, // 47: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
 	62, // 48: waystamp.v1.PlansResponse.traces:type_name -> waystamp.v1.Traces
 	61, // 49: waystamp.v1.PlansResponse.drains:type_name -> waystamp.v1.Drains
@@ -5016,59 +5234,63 @@ var file_waystamp_proto_depIdxs = []int32{
 	72, // 53: waystamp.v1.NumbersRequest.seen:type_name -> waystamp.v1.SeenNumbers
 	73, // 54: waystamp.v1.GivenNumbers.lanes:type_name -> waystamp.v1.LaneNumber
 	73, // 55: waystamp.v1.SeenNumbers.lanes:type_name -> waystamp.v1.LaneNumber
-	1,  // 56: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 57: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	17, // 58: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	19, // 59: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	27, // 60: waystamp.v1.Admin.Describe:input_type -> waystamp.v1.DescribeRequest
-	31, // 61: waystamp.v1.Admin.Events:input_type -> waystamp.v1.EventsRequest
-	34, // 62: waystamp.v1.Admin.Refusals:input_type -> waystamp.v1.RefusalsRequest
-	37, // 63: waystamp.v1.Admin.Trace:input_type -> waystamp.v1.TraceRequest
-	46, // 64: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	48, // 65: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	50, // 66: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	52, // 67: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	15, // 68: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
-	6,  // 69: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
-	8,  // 70: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
-	10, // 71: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
-	12, // 72: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
-	54, // 73: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	56, // 74: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	58, // 75: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	64, // 76: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	66, // 77: waystamp.v1.Node.Refused:input_type -> waystamp.v1.RefusedRequest
-	68, // 78: waystamp.v1.Node.Traced:input_type -> waystamp.v1.TracedRequest
-	70, // 79: waystamp.v1.Node.Numbers:input_type -> waystamp.v1.NumbersRequest
-	2,  // 80: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 81: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	18, // 82: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	20, // 83: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	28, // 84: waystamp.v1.Admin.Describe:output_type -> waystamp.v1.DescribeResponse
-	32, // 85: waystamp.v1.Admin.Events:output_type -> waystamp.v1.EventsResponse
-	35, // 86: waystamp.v1.Admin.Refusals:output_type -> waystamp.v1.RefusalsResponse
-	38, // 87: waystamp.v1.Admin.Trace:output_type -> waystamp.v1.TraceResponse
-	47, // 88: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	49, // 89: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	51, // 90: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	53, // 91: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	16, // 92: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
-	7,  // 93: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
-	9,  // 94: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
-	11, // 95: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
-	13, // 96: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
-	55, // 97: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	57, // 98: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	60, // 99: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	65, // 100: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	67, // 101: waystamp.v1.Node.Refused:output_type -> waystamp.v1.RefusedResponse
-	69, // 102: waystamp.v1.Node.Traced:output_type -> waystamp.v1.TracedResponse
-	74, // 103: waystamp.v1.Node.Numbers:output_type -> waystamp.v1.NumbersResponse
-	80, // [80:104] is the sub-list for method output_type
-	56, // [56:80] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	76, // 56: waystamp.v1.CertifyRequest.ends:type_name -> waystamp.v1.EndRequest
+	78, // 57: waystamp.v1.CertifyResponse.ends:type_name -> waystamp.v1.EndCertificate
+	1,  // 58: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 59: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	17, // 60: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	19, // 61: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	27, // 62: waystamp.v1.Admin.Describe:input_type -> waystamp.v1.DescribeRequest
+	31, // 63: waystamp.v1.Admin.Events:input_type -> waystamp.v1.EventsRequest
+	34, // 64: waystamp.v1.Admin.Refusals:input_type -> waystamp.v1.RefusalsRequest
+	37, // 65: waystamp.v1.Admin.Trace:input_type -> waystamp.v1.TraceRequest
+	46, // 66: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	48, // 67: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	50, // 68: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	52, // 69: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	15, // 70: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	6,  // 71: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
+	8,  // 72: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
+	10, // 73: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
+	12, // 74: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
+	54, // 75: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	56, // 76: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	58, // 77: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	64, // 78: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	66, // 79: waystamp.v1.Node.Refused:input_type -> waystamp.v1.RefusedRequest
+	68, // 80: waystamp.v1.Node.Traced:input_type -> waystamp.v1.TracedRequest
+	70, // 81: waystamp.v1.Node.Numbers:input_type -> waystamp.v1.NumbersRequest
+	75, // 82: waystamp.v1.Node.Certify:input_type -> waystamp.v1.CertifyRequest
+	2,  // 83: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 84: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	18, // 85: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	20, // 86: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	28, // 87: waystamp.v1.Admin.Describe:output_type -> waystamp.v1.DescribeResponse
+	32, // 88: waystamp.v1.Admin.Events:output_type -> waystamp.v1.EventsResponse
+	35, // 89: waystamp.v1.Admin.Refusals:output_type -> waystamp.v1.RefusalsResponse
+	38, // 90: waystamp.v1.Admin.Trace:output_type -> waystamp.v1.TraceResponse
+	47, // 91: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	49, // 92: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	51, // 93: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	53, // 94: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	16, // 95: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	7,  // 96: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
+	9,  // 97: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
+	11, // 98: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
+	13, // 99: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
+	55, // 100: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	57, // 101: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	60, // 102: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	65, // 103: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	67, // 104: waystamp.v1.Node.Refused:output_type -> waystamp.v1.RefusedResponse
+	69, // 105: waystamp.v1.Node.Traced:output_type -> waystamp.v1.TracedResponse
+	74, // 106: waystamp.v1.Node.Numbers:output_type -> waystamp.v1.NumbersResponse
+	77, // 107: waystamp.v1.Node.Certify:output_type -> waystamp.v1.CertifyResponse
+	83, // [83:108] is the sub-list for method output_type
+	58, // [58:83] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
@@ -5082,7 +5304,7 @@ func file_waystamp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waystamp_proto_rawDesc), len(file_waystamp_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   76,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

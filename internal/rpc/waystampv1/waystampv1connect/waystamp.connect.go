@@ -85,6 +85,8 @@ const (
 	NodeTracedProcedure = "/waystamp.v1.Node/Traced"
 	// NodeNumbersProcedure is the fully-qualified name of the Node's Numbers RPC.
 	NodeNumbersProcedure = "/waystamp.v1.Node/Numbers"
+	// NodeCertifyProcedure is the fully-qualified name of the Node's Certify RPC.
+	NodeCertifyProcedure = "/waystamp.v1.Node/Certify"
 )
 
 // AdminClient is a client for the waystamp.v1.Admin service.
@@ -623,6 +625,8 @@ type NodeClient interface {
 	Traced(context.Context, *connect.Request[waystampv1.TracedRequest]) (*connect.Response[waystampv1.TracedResponse], error)
 	// Numbers tells which numbers of draining epochs the node has given out as a headend, and seen as an egress.
 	Numbers(context.Context, *connect.Request[waystampv1.NumbersRequest]) (*connect.Response[waystampv1.NumbersResponse], error)
+	// Certify signs keys of the calling node's ends of sealed parts.
+	Certify(context.Context, *connect.Request[waystampv1.CertifyRequest]) (*connect.Response[waystampv1.CertifyResponse], error)
 }
 
 // NewNodeClient constructs a client for the waystamp.v1.Node service. By default, it uses the
@@ -678,6 +682,12 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithSchema(nodeMethods.ByName("Numbers")),
 			connect.WithClientOptions(opts...),
 		),
+		certify: connect.NewClient[waystampv1.CertifyRequest, waystampv1.CertifyResponse](
+			httpClient,
+			baseURL+NodeCertifyProcedure,
+			connect.WithSchema(nodeMethods.ByName("Certify")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -690,6 +700,7 @@ type nodeClient struct {
 	refused     *connect.Client[waystampv1.RefusedRequest, waystampv1.RefusedResponse]
 	traced      *connect.Client[waystampv1.TracedRequest, waystampv1.TracedResponse]
 	numbers     *connect.Client[waystampv1.NumbersRequest, waystampv1.NumbersResponse]
+	certify     *connect.Client[waystampv1.CertifyRequest, waystampv1.CertifyResponse]
 }
 
 // Join calls waystamp.v1.Node.Join.
@@ -727,6 +738,11 @@ func (c *nodeClient) Numbers(ctx context.Context, req *connect.Request[waystampv
 	return c.numbers.CallUnary(ctx, req)
 }
 
+// Certify calls waystamp.v1.Node.Certify.
+func (c *nodeClient) Certify(ctx context.Context, req *connect.Request[waystampv1.CertifyRequest]) (*connect.Response[waystampv1.CertifyResponse], error) {
+	return c.certify.CallUnary(ctx, req)
+}
+
 // NodeHandler is an implementation of the waystamp.v1.Node service.
 type NodeHandler interface {
 	// Join gives a node its first certificate, for a token.
@@ -743,6 +759,8 @@ type NodeHandler interface {
 	Traced(context.Context, *connect.Request[waystampv1.TracedRequest]) (*connect.Response[waystampv1.TracedResponse], error)
 	// Numbers tells which numbers of draining epochs the node has given out as a headend, and seen as an egress.
 	Numbers(context.Context, *connect.Request[waystampv1.NumbersRequest]) (*connect.Response[waystampv1.NumbersResponse], error)
+	// Certify signs keys of the calling node's ends of sealed parts.
+	Certify(context.Context, *connect.Request[waystampv1.CertifyRequest]) (*connect.Response[waystampv1.CertifyResponse], error)
 }
 
 // NewNodeHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -794,6 +812,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithSchema(nodeMethods.ByName("Numbers")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeCertifyHandler := connect.NewUnaryHandler(
+		NodeCertifyProcedure,
+		svc.Certify,
+		connect.WithSchema(nodeMethods.ByName("Certify")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/waystamp.v1.Node/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeJoinProcedure:
@@ -810,6 +834,8 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeTracedHandler.ServeHTTP(w, r)
 		case NodeNumbersProcedure:
 			nodeNumbersHandler.ServeHTTP(w, r)
+		case NodeCertifyProcedure:
+			nodeCertifyHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -845,4 +871,8 @@ func (UnimplementedNodeHandler) Traced(context.Context, *connect.Request[waystam
 
 func (UnimplementedNodeHandler) Numbers(context.Context, *connect.Request[waystampv1.NumbersRequest]) (*connect.Response[waystampv1.NumbersResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Node.Numbers is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Certify(context.Context, *connect.Request[waystampv1.CertifyRequest]) (*connect.Response[waystampv1.CertifyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Node.Certify is not implemented"))
 }

@@ -1,0 +1,142 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/lab"
+)
+
+// Ends of a sealed chain under a controller make their keys themselves: the controller has none of them in its memory. The chain
+// carries requests while secrets rotate, while the CA is replaced, and when agents start without the controller.
+func TestEndsUnderAControllerHaveKeysOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	domain := sealedDomain(t)
+	s := newShopOf(t, domain, "[fc00:8::2]:443", func(c *lab.Config) { c.WithoutAgents = true })
+	c := controlledIn(t, s.world)
+	c.more = []string{"--gateway-files", s.folder}
+	defer c.close()
+	c.start()
+	for _, name := range c.nodes() {
+		c.agent(name, strings.TrimSpace(c.must("node", "token", name).stdout))
+	}
+	c.must("apply", "-f", write(t, "domain.yaml", domain), "--wait")
+	for _, name := range c.nodes() {
+		c.ready(name)
+	}
+	works := func(when string) {
+		t.Helper()
+		if got, want := s.curl("alice.pem", "1.1", "/files/"+sealMarker), "hello|5 200 1\n"; got != want {
+			t.Fatalf("%s: curl prints %q; want %q", when, got, want)
+		}
+	}
+	works("at first")
+	f, err := s.function("r3", "dpi")
+	must(t, err)
+	if n := f.Stream; n.ToServer.In == 0 || n.PartMismatch+n.Unsealed+n.Peer+n.Untrusted+n.Expired+n.NoKey != 0 {
+		t.Errorf("dpi has counted %+v", n)
+	}
+
+	keys := map[string][]byte{}
+	for node, function := range map[string]string{"r1": "gateway", "r3": "dpi"} {
+		var held api.HeldReaders
+		r := run(t, "get", "readers", "deep", "--socket", agent.SocketPath(c.AgentDir(node)), "-o", "json")
+		must(t, json.Unmarshal([]byte(r.stdout), &held))
+		if len(held.Readers) != 1 || held.Readers[0].Key != "node" || held.Readers[0].CertificateEnds == nil || held.Readers[0].Function != function {
+			t.Errorf("get readers of %s: %s", node, r)
+		}
+		var on struct{ Ends []struct{ Key []byte } }
+		b, err := os.ReadFile(filepath.Join(c.AgentDir(node), "member", "ends.json"))
+		must(t, err)
+		must(t, json.Unmarshal(b, &on))
+		if len(on.Ends) != 1 {
+			t.Fatalf("%s has keys of %d ends; want 1", node, len(on.Ends))
+		}
+		keys[node] = on.Ends[0].Key
+	}
+	for node, key := range keys {
+		if has, err := memoryHas(c.process.cmd.Process.Pid, key); err != nil || has {
+			t.Errorf("the key of %s is in the controller's memory: %t, %v", node, has, err)
+		}
+		for other, a := range c.agents {
+			if has, err := memoryHas(a.cmd.Process.Pid, key); err != nil || has != (other == node) {
+				t.Errorf("the key of %s is in the memory of the agent of %s: %t, %v", node, other, has, err)
+			}
+		}
+	}
+
+	again := func(name string) {
+		t.Helper()
+		c.killAgent(name)
+		c.agent(name, "")
+		c.ready(name)
+	}
+	c.must("rotate", "--all", "--wait")
+	works("after secrets have rotated")
+	c.must("controller", "rotate-ca")
+	works("while the CA is replaced")
+	eventually(t, func() error {
+		if r := c.must("get", "roots"); strings.Count(r.stdout, "\n") != 2 || !strings.Contains(r.stdout, "signs") {
+			return fmt.Errorf("the CA is not replaced: %s", r)
+		}
+		return nil
+	})
+	again("r1") // whose gateway opens sessions anew
+	works("after the CA was replaced")
+	for node, key := range keys {
+		b, err := os.ReadFile(filepath.Join(c.AgentDir(node), "member", "ends.json"))
+		must(t, err)
+		if text, err := json.Marshal(key); err != nil || bytes.Contains(b, text) {
+			t.Errorf("%s has its end's key of before the CA was replaced", node)
+		}
+	}
+	c.kill(&c.process)
+	again("r1")
+	again("r3")
+	works("without a controller")
+}
+
+// memoryHas searches what a process can write to for some bytes.
+func memoryHas(pid int, key []byte) (found bool, err error) {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false, err
+	}
+	mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		return false, err
+	}
+	defer mem.Close()
+	searched := 0
+	for line := range strings.Lines(string(maps)) {
+		var from, to uint64
+		var rights string
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &rights); err != nil {
+			return false, err
+		}
+		if !strings.HasPrefix(rights, "rw") || to > math.MaxInt64 {
+			continue
+		}
+		b := make([]byte, 1<<20)
+		for at := from; at < to; at += uint64(len(b) - len(key)) { // parts overlap
+			n, _ := mem.ReadAt(b[:min(uint64(len(b)), to-at)], int64(at))
+			searched += n
+			if bytes.Contains(b[:n], key) {
+				return true, nil
+			}
+		}
+	}
+	if searched == 0 {
+		return false, errors.New("nothing was searched")
+	}
+	return false, nil
+}
