@@ -129,7 +129,8 @@ const (
 )
 
 // Path counts the packets of a path in one of the node's roles: stamped as headend
-// or endpoint, verified as egress. All epochs together.
+// or endpoint, verified as egress. All epochs together,
+// and with the first of several SIDs those that the node has given up.
 type Path struct {
 	Role      string      `json:"role"`
 	Chain     string      `json:"chain"`

@@ -34,6 +34,7 @@ func Control(ctx context.Context, c Config) (Result, error) {
 		"control/change: one node that is the egress of so many paths. Of one of them an epoch is added beside the one that there is, and then the old one is taken out, as a rotation does; the time is that of one such application of a plan, in the kernel and in the state directory, without traffic.",
 		fmt.Sprintf("control/one-chain: a controller and so many members, each with a connection of its own over TLS with certificates on both sides, in one process on this machine's CPUs. Members keep plans on disk as agents do; their data paths are missing: they acknowledge what they have on disk. There are ten chains of %d functions for each member. A file is applied in which the functions of one chain are in another order; the time is until all headends have acknowledged, and it is an error if a node that is not on the chain is sent anything.", controlFunctions),
 		"control/compile: the domain of the largest case of control/one-chain. One of its chains differs from what was compiled before; all chains are compiled, or those that differ, with the same result.",
+		fmt.Sprintf("control/memory: what is held before and behind so many changes. Of the controller: it and its %d members in one process, with %d chains, and its store in memory; in turns a file is applied in which the functions of one chain are in another order, and one chain gets fresh secrets, of all chains one after the other. Of a node: the data path in its process, which gets and gives up an epoch of the one path that it is the egress of. heap: the process's after a collection; resident: its anonymous memory in the kernel's count, when the runtime has given back what it can; store: the store's file. %d changes go before the first ones that count, so that what has a fixed size is full: events, epochs, commits that watches are told of.", memoryAgents, chainsOf(memoryAgents), memoryAhead),
 		"control/tcp-under-change: one TCP stream of iperf3 through examples/spare.yaml, whose agents have a controller; in rotate, all chains get fresh secrets each second. It is an error if a node refuses a packet.",
 	)
 	c.note = r.note
@@ -58,7 +59,7 @@ func Control(ctx context.Context, c Config) (Result, error) {
 		if i > 0 {
 			s.Baseline = one[0].Name
 		}
-		one = append(one, subject{s, func() (*trial, error) { return prepareFleet(ctx, c, n, &r) }})
+		one = append(one, subject{s, func() (*trial, error) { return prepareFleet(ctx, n, &r) }})
 	}
 	for _, way := range []string{"still", "rotate"} {
 		s := Series{Name: "control/tcp-under-change/" + way, Unit: "Mbit/s", Better: More}
@@ -77,11 +78,17 @@ func Control(ctx context.Context, c Config) (Result, error) {
 		}
 		r.Figures = append(r.Figures, figures...)
 	}
+	memory, held := memorySubjects(c.Quick)
+	figures, err := c.memory(ctx, memory, held, &r)
+	if err != nil {
+		return Result{}, err
+	}
+	r.Figures = append(r.Figures, figures...)
 	if len(r.Figures) == 0 {
 		return Result{}, &NoCaseError{c.Only}
 	}
 	slices.SortStableFunc(r.Figures, func(a, b Figure) int {
-		return slices.Index(order(change, one, compile, tcp), a.Name) - slices.Index(order(change, one, compile, tcp), b.Name)
+		return slices.Index(order(change, one, compile, memory, tcp), a.Name) - slices.Index(order(change, one, compile, memory, tcp), b.Name)
 	})
 	r.end()
 	return r, nil
@@ -135,12 +142,12 @@ func prepareChange(paths int) (_ *trial, err error) {
 
 // prepareCompile compiles a fleet's domain, of which one chain changes with each run. by: by what differs.
 func prepareCompile(agents int, by bool) (*trial, error) {
-	f := &fleet{agents: agents}
-	parse := func(changes int) (model.Domain, error) {
-		m, err := manifest.Parse("fleet.yaml", f.domain(changes))
+	f := &fleet{agents: agents, turned: make([]int, chainsOf(agents))}
+	parse := func() (model.Domain, error) {
+		m, err := manifest.Parse("fleet.yaml", f.domain())
 		return m.Domain, err
 	}
-	was, err := parse(0)
+	was, err := parse()
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +155,8 @@ func prepareCompile(agents int, by bool) (*trial, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := parse(1)
+	f.turned[0]++
+	d, err := parse()
 	if err != nil {
 		return nil, err
 	}

@@ -31,20 +31,20 @@ const controlFunctions = 5
 
 // fleet is a controller and its members, in this process. Members have no data path.
 type fleet struct {
-	agents  int
-	dir     string
-	store   store.Store
-	http    *http.Transport
-	admin   waystampv1connect.AdminClient
-	cancel  context.CancelFunc
-	runs    errgroup.Group
-	changes int           // runs so far
-	told    []atomic.Bool // by node: it was sent a plan
+	agents int
+	dir    string
+	store  store.Store
+	http   *http.Transport
+	admin  waystampv1connect.AdminClient
+	cancel context.CancelFunc
+	runs   errgroup.Group
+	turned []int         // by chain: how often its functions have been turned by one
+	told   []atomic.Bool // by node: it was sent a plan
 }
 
-// domain is the file after so many changes, each of which turns the functions of the first chain by one: no two in a row are the same, nor is one of the last
+// domain is the file of now. A change turns the functions of a chain by one: no two in a row are the same, nor is one of the last
 // few as before. The nodes of a chain follow each other, so that all have as many SIDs.
-func (f *fleet) domain(changes int) []byte {
+func (f *fleet) domain() []byte {
 	var b strings.Builder
 	b.WriteString("version: 1\ndomain: {block: \"fc00::/48\"}\nnodes:\n")
 	for i := range f.agents {
@@ -60,10 +60,8 @@ func (f *fleet) domain(changes int) []byte {
 		for k := range controlFunctions {
 			functions = append(functions, fmt.Sprintf("f%d", f.on(i, k+1)))
 		}
-		if i == 0 {
-			turn := changes % controlFunctions
-			functions = slices.Concat(functions[turn:], functions[:turn])
-		}
+		turn := f.turned[i] % controlFunctions
+		functions = slices.Concat(functions[turn:], functions[:turn])
 		fmt.Fprintf(&b, "  - {name: c%d, ingress: [n%d], functions: [%s], egress: n%d, match: {destination: \"2001:db8:%x:%x::/64\"}, proof: {scheme: keyed, window: 64}}\n",
 			i, f.on(i, 0), strings.Join(functions, ", "), f.on(i, controlFunctions+1), i>>8, i&0xff)
 	}
@@ -73,15 +71,25 @@ func (f *fleet) domain(changes int) []byte {
 // on is the node of a chain's visit: its headend has none of its SIDs.
 func (f *fleet) on(chain, visit int) int { return ((controlFunctions+1)*chain + visit) % f.agents }
 
-// prepareFleet starts a controller, lets all members join, and waits until they have the first plans.
-func prepareFleet(ctx context.Context, c Config, agents int, r *Result) (_ *trial, err error) {
-	f := &fleet{agents: agents, told: make([]atomic.Bool, agents)}
+// prepareFleet is a fleet of which one chain changes in each run.
+func prepareFleet(ctx context.Context, agents int, r *Result) (*trial, error) {
+	f, err := newFleet(ctx, "", agents, r)
+	if err != nil {
+		return nil, err
+	}
+	return &trial{measure: f.measure, close: f.close}, nil
+}
+
+// newFleet starts a controller, lets all members join, and waits until they have the first plans. Records and plans are below a directory; "": the
+// system's for temporary files.
+func newFleet(ctx context.Context, below string, agents int, r *Result) (_ *fleet, err error) {
+	f := &fleet{agents: agents, told: make([]atomic.Bool, agents), turned: make([]int, chainsOf(agents))}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.close())
 		}
 	}()
-	if f.dir, err = os.MkdirTemp("", "waystamp-bench-"); err != nil {
+	if f.dir, err = os.MkdirTemp(below, "waystamp-bench-"); err != nil {
 		return nil, fmt.Errorf("make a directory for a controller: %w", err)
 	}
 	if f.store, err = store.OpenBolt(filepath.Join(f.dir, "store")); err != nil {
@@ -114,11 +122,11 @@ func prepareFleet(ctx context.Context, c Config, agents int, r *Result) (_ *tria
 	}
 	joined := time.Since(began)
 	began = time.Now()
-	if err := f.apply(ctx, 0); err != nil {
+	if err := f.apply(ctx); err != nil {
 		return nil, err
 	}
 	r.note(fmt.Sprintf("%d members joined in %.1f s, one token each; the first file, with %d chains, took %.1f s until all had acknowledged.", agents, joined.Seconds(), chainsOf(agents), time.Since(began).Seconds()))
-	return &trial{measure: f.measure, close: f.close}, nil
+	return f, nil
 }
 
 // join makes the members, some at once, and lets them run.
@@ -160,16 +168,30 @@ func (f *fleet) join(ctx, run context.Context, at string) error {
 }
 
 // apply puts a file in force, and waits until all have acknowledged.
-func (f *fleet) apply(ctx context.Context, changes int) error {
-	answer, err := f.admin.Apply(ctx, connect.NewRequest(&v1.ApplyRequest{File: &v1.File{Name: "fleet.yaml", Source: f.domain(changes)}}))
+func (f *fleet) apply(ctx context.Context) error {
+	answer, err := f.admin.Apply(ctx, connect.NewRequest(&v1.ApplyRequest{File: &v1.File{Name: "fleet.yaml", Source: f.domain()}}))
 	if err != nil {
 		return err
 	}
+	return f.inForce(ctx, answer.Msg.Serial)
+}
+
+// rotate gives a chain fresh secrets, and waits until all have acknowledged.
+func (f *fleet) rotate(ctx context.Context, chain int) error {
+	answer, err := f.admin.Rotate(ctx, connect.NewRequest(&v1.RotateRequest{Chains: []string{fmt.Sprintf("c%d", chain)}}))
+	if err != nil {
+		return err
+	}
+	return f.inForce(ctx, answer.Msg.Serial)
+}
+
+// inForce waits until all have acknowledged what a request asked for.
+func (f *fleet) inForce(ctx context.Context, serial uint64) error {
 	return f.until(ctx, true, func(s *v1.State) (bool, error) {
-		if s.Problem != "" && s.WantedSerial == answer.Msg.Serial {
+		if s.Problem != "" && s.WantedSerial == serial {
 			return false, errors.New(s.Problem)
 		}
-		return s.Settled && s.Serial >= answer.Msg.Serial, nil
+		return s.Settled && s.Serial >= serial, nil
 	})
 }
 
@@ -188,10 +210,9 @@ func (f *fleet) until(ctx context.Context, progress bool, is func(*v1.State) (bo
 	return errors.Join(stream.Err(), errors.New("the controller has ended the connection"))
 }
 
-// measure changes the first chain, in milliseconds until it is in force.
-func (f *fleet) measure(ctx context.Context) (float64, error) {
-	// The change before has left no epochs that drain, and nobody is still sent something of it.
-	err := f.until(ctx, false, func(s *v1.State) (bool, error) {
+// quiet waits until changes have left no epochs that drain, and nobody is still sent something of them.
+func (f *fleet) quiet(ctx context.Context) error {
+	return f.until(ctx, false, func(s *v1.State) (bool, error) {
 		for _, e := range s.Epochs {
 			if e.State != "active" {
 				return false, nil
@@ -204,15 +225,19 @@ func (f *fleet) measure(ctx context.Context) (float64, error) {
 		}
 		return s.Settled, nil
 	})
-	if err != nil {
+}
+
+// measure changes the first chain, in milliseconds until it is in force.
+func (f *fleet) measure(ctx context.Context) (float64, error) {
+	if err := f.quiet(ctx); err != nil {
 		return 0, err
 	}
 	for i := range f.told {
 		f.told[i].Store(false)
 	}
-	f.changes++
+	f.turned[0]++
 	began := time.Now()
-	if err := f.apply(ctx, f.changes); err != nil {
+	if err := f.apply(ctx); err != nil {
 		return 0, err
 	}
 	took := time.Since(began)

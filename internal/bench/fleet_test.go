@@ -8,7 +8,7 @@ import (
 // are sent something.
 func TestAFleetChangesOneChain(t *testing.T) {
 	var r Result
-	f, err := prepareFleet(t.Context(), Config{}, 10, &r)
+	f, err := prepareFleet(t.Context(), 10, &r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -47,7 +46,7 @@ const (
 )
 
 // PathCount counts a node's packets of a path in one of its roles: stamped as headend or
-// endpoint, verified as egress. All epochs together.
+// endpoint, verified as egress. All epochs together, and with the first of several SIDs those that were given up.
 type PathCount struct {
 	Role      Role            `json:"role"`
 	Chain     string          `json:"chain"`
@@ -135,11 +134,15 @@ func (g *generation) readErrors(out *ErrorCount) error {
 }
 
 func (d *Dataplane) readPathsLocked(out *Counts) error {
-	have := tables.New()
-	if err := errors.Join(readHeadends(d.gen, have.Headends), d.gen.readHops(have.Hops)); err != nil {
+	index, err := d.statsIndexes()
+	if err != nil {
 		return err
 	}
-	index := tables.RecoverIndexes(have, d.gen.limits, tables.Placed{}).Stats.Have
+	before, err := d.earlierNow()
+	if err != nil {
+		return err
+	}
+	counted := map[pathRole]bool{}
 	seen := map[tables.StatsKey]bool{}
 	add := func(k tables.StatsKey, c PathCount) error {
 		i, ok := index[k]
@@ -147,15 +150,15 @@ func (d *Dataplane) readPathsLocked(out *Counts) error {
 			return nil
 		}
 		seen[k] = true
-		var each []abi.Stats
-		if err := d.gen.maps[tables.MapStats].Lookup(i, &each); err != nil {
-			return fmt.Errorf("read entry %d of map %s: %w", i, tables.MapStats, err)
+		s, err := d.gen.readStats(i)
+		if err != nil {
+			return err
 		}
-		for _, s := range each {
-			c.Packets += s.Packets
-			c.Frames += s.Frames
-			c.Bytes += s.Bytes
+		if r := (pathRole{c.Role, c.Path, c.Function}); !counted[r] {
+			counted[r] = true
+			s = addStats(s, before.of[r])
 		}
+		c.Packets, c.Frames, c.Bytes = s.Packets, s.Frames, s.Bytes
 		out.Paths = append(out.Paths, c)
 		return nil
 	}

@@ -165,6 +165,7 @@ type Dataplane struct {
 	force    *inForce        // what node has in the kernel; nil: not known for certain
 	settled  tables.Contents // of the last change that was settled
 	recall   recallCache
+	earlier  *earlier // nil: not read yet
 	given    map[event.Epoch]givenUp
 	looked   map[event.Epoch]looked
 }
@@ -271,13 +272,22 @@ func (d *Dataplane) Apply(n plan.Node) error {
 		return err
 	}
 	defer d.keepTraces()
-	if done, err := d.applyPartLocked(n, t); done || err != nil {
+	left, err := d.leaving(&n) // before others may get the places of these counters
+	if err != nil {
 		return err
 	}
-	if err := d.applyLocked(n, t, false); err != nil {
-		return err
+	done, err := d.applyPartLocked(n, t)
+	if !done && err == nil {
+		if err = d.applyLocked(n, t, false); err == nil {
+			err = d.degraded()
+		}
 	}
-	return d.degraded()
+	if _, degraded := errors.AsType[*DegradedError](err); err == nil || degraded {
+		if lost := d.keepEarlier(&n, left); lost != nil { // what is in memory counts on
+			d.cfg.Log.Warn("counts of SIDs that were given up are not on disk; the counters of their chains go down when the agent starts again", "err", lost)
+		}
+	}
+	return err
 }
 
 // Withhold sets the functions that get no packets, and the reasons, from the next Apply or

@@ -82,6 +82,20 @@ func (r record[E]) update(change func([]E) (after []E, changed bool, err error))
 	if err != nil || !changed {
 		return err
 	}
+	return r.write(dir, entries)
+}
+
+// replace writes the entries, whatever the file has.
+func (r record[E]) replace(entries []E) error {
+	dir, err := lockDir(filepath.Dir(r.path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return r.write(dir, entries)
+}
+
+func (r record[E]) write(dir *os.File, entries []E) error {
 	boot, err := bootID()
 	if err != nil {
 		return err

@@ -61,13 +61,13 @@ type governed struct {
 	counts map[counted]count // of chain web, forward
 }
 
-// counted is what a node counts of one SID of a path, or of its headend.
+// counted is what a node counts in one role of a path.
 type counted struct {
-	node, role, sid string
-	path            uint32
+	node, role, function string
+	path                 uint32
 }
 
-// count goes on where a node has given up a path's SID with its count, as it does when an old epoch has drained.
+// count goes on where a node has given up its role in a path, and taken it again.
 type count struct{ last, all uint64 }
 
 // write makes the domain's file one whose chain has this function behind fw.
@@ -122,11 +122,8 @@ func (x *governed) stamped(ctx context.Context) (stamped, error) {
 		is := map[counted]uint64{}
 		for _, p := range c.Paths {
 			if p.Chain == "web" && p.Direction == model.Forward.String() {
-				id := counted{node: m.Name, role: p.Role, path: p.Path}
-				if p.SID != nil {
-					id.sid = p.SID.String()
-				}
-				is[id] = p.Frames
+				id := counted{node: m.Name, role: p.Role, function: p.Function, path: p.Path}
+				is[id] += p.Frames
 				if _, known := x.counts[id]; !known {
 					x.counts[id] = count{}
 				}

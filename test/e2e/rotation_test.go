@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -194,6 +195,27 @@ func TestSecretsRotateEachSecondUnderLoad(t *testing.T) {
 	}
 }
 
+// roles are the frames that all nodes have counted of a chain, forward: its headends (""), each function, and the egress.
+func (c *controlled) roles(chain string) map[string]uint64 {
+	c.t.Helper()
+	out := map[string]uint64{}
+	for _, n := range c.nodes() {
+		counters, err := c.counters(n)
+		must(c.t, err)
+		for _, p := range counters.Paths {
+			if p.Chain != chain || p.Direction != model.Forward.String() {
+				continue
+			}
+			role := p.Function
+			if p.Role == api.RoleEgress {
+				role = p.Role
+			}
+			out[role] += p.Frames
+		}
+	}
+	return out
+}
+
 func rotatesUnderLoad(t *testing.T, hook model.Datapath) {
 	text := strings.ReplaceAll(rotated, "HOOK", "datapath: "+hook.String())
 	c := buildControlled(t, text)
@@ -239,6 +261,7 @@ func rotatesUnderLoad(t *testing.T, hook model.Datapath) {
 	for _, chain := range []string{"keyed", "bound", "opot"} { // the other one's SIDs change
 		counted[chain] = c.counting(c.path(chain, model.Forward))
 	}
+	rolesBefore := c.roles("swapped")
 	heldBefore, epochsBefore := copied(), c.epochs()
 	xdp, tc := func() uint64 { return 0 }, func() uint64 { return 0 }
 	if hook == model.DatapathXDP {
@@ -311,6 +334,20 @@ func rotatesUnderLoad(t *testing.T, hook model.Datapath) {
 			t.Errorf("chain %s: %d packets for %d frames; want super-packets", chain, f[0].Packets, f.frames())
 		}
 	}
+	// Nor do counts of earlier SIDs get lost.
+	eventually(t, func() error {
+		is := c.roles("swapped")
+		headends := is[""] - rolesBefore[""]
+		if len(is) != 4 || headends == 0 {
+			return fmt.Errorf("chain swapped is counted %v", is)
+		}
+		for role, n := range is {
+			if n-rolesBefore[role] != headends {
+				return fmt.Errorf("chain swapped: %d frames sent, and %s has counted %d", headends, role, n-rolesBefore[role])
+			}
+		}
+		return nil
+	})
 	if held := copied() - heldBefore; held < sent {
 		t.Errorf("slow has held %d packets; %d datagrams were sent", held, sent)
 	}
