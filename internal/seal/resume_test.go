@@ -202,22 +202,30 @@ func cpuTime(b *testing.B) time.Duration {
 }
 
 func BenchmarkNewSession(b *testing.B) {
-	for _, resumed := range []bool{false, true} {
-		name := "full"
-		if resumed {
-			name = "resumed"
-		}
-		b.Run(name, func(b *testing.B) {
-			dials, accepts := newPart(b)
-			dials.adjust = func(c *tls.Config) { c.SessionTicketsDisabled = !resumed }
-			before := cpuTime(b)
-			for b.Loop() {
-				d, a, _, _ := newWires()
-				if s := talk(b, dials, accepts, d, a, []byte("request"), []byte("answer")); s.dialErr != nil || s.acceptErr != nil {
-					b.Fatal(s.dialErr, s.acceptErr)
-				}
+	for _, certified := range []bool{false, true} {
+		for _, resumed := range []bool{false, true} {
+			name := "full"
+			if resumed {
+				name = "resumed"
 			}
-			b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/op") // of both ends
-		})
+			if certified {
+				name += "-certified"
+			}
+			b.Run(name, func(b *testing.B) {
+				dials, accepts := newPart(b)
+				if certified {
+					dials, accepts = certifiedPart(newSigner(b, time.Now().Add(time.Hour)))
+				}
+				dials.adjust = func(c *tls.Config) { c.SessionTicketsDisabled = !resumed }
+				before := cpuTime(b)
+				for b.Loop() {
+					d, a, _, _ := newWires()
+					if s := talk(b, dials, accepts, d, a, []byte("request"), []byte("answer")); s.dialErr != nil || s.acceptErr != nil {
+						b.Fatal(s.dialErr, s.acceptErr)
+					}
+				}
+				b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/op") // of both ends
+			})
+		}
 	}
 }

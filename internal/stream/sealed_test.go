@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/await"
+	"github.com/waystamp/waystamp/internal/identity"
 	"github.com/waystamp/waystamp/internal/seal"
 )
 
@@ -420,5 +421,56 @@ func TestBatchesOfAWorkerAreBounded(t *testing.T) {
 		if s := look(); s.Ended != uint64(c.connections-c.resets) || seen > c.most || c.most == 0 && s.Unbatched != 0 {
 			t.Errorf("with a buffer of %d bytes: %d connections have ended of %d, %d batches were taken at once, and %d were missing; want %d batches at most", c.buffer, s.Ended, c.connections-c.resets, seen, s.Unbatched, c.most)
 		}
+	}
+}
+
+// Ends with certificates of a controller are refused by reasons of their own, which are counted.
+func TestSealedWorkerRefusesCertificates(t *testing.T) {
+	w := newSealedWorld(t, `"count"`)
+	ca, err := identity.NewCA("waystamp", time.Now())
+	must(t, err)
+	foreign, err := identity.NewCA("waystamp", time.Now())
+	must(t, err)
+	end := func(by *identity.CA, node, function string, at time.Time) seal.Epoch {
+		public, key, err := ed25519.GenerateKey(rand.Reader)
+		must(t, err)
+		der, err := by.IssueEnd(node, function, public, at)
+		must(t, err)
+		return seal.Epoch{Number: 3, Key: key, Certificate: der, Roots: [][]byte{ca.Root()}}
+	}
+	w.mu.Lock()
+	w.ends.From.Epochs = []seal.Epoch{end(ca, "r3", "dpi", time.Now())}
+	w.mu.Unlock()
+	for _, c := range []struct {
+		what  string
+		epoch seal.Epoch
+		of    func(Statistics) uint64
+	}{
+		{"a certificate of another authority", end(foreign, "r1", "gateway", time.Now()), func(s Statistics) uint64 { return s.Untrusted }},
+		{"a certificate that has ended", end(ca, "r1", "gateway", time.Now().Add(-identity.EndValid-time.Minute)), func(s Statistics) uint64 { return s.Expired }},
+		{"a certificate of another node", end(ca, "r2", "gateway", time.Now()), func(s Statistics) uint64 { return s.Peer }},
+	} {
+		part := w.dials
+		part.Epochs = []seal.Epoch{c.epoch}
+		if _, _, err := w.seal(part, "shop"); err == nil {
+			t.Errorf("an end with %s is let in", c.what)
+		}
+		w.origin.SetDeadline(time.Now().Add(await.Limit(30 * time.Second)))
+		o, err := w.origin.AcceptTCP()
+		must(t, err)
+		soon(o)
+		if n, err := o.Read(make([]byte, 1)); n > 0 || err == nil {
+			t.Errorf("%s: %d bytes came to the origin (%v)", c.what, n, err)
+		}
+		must(t, o.Close())
+		eventually(t, c.what+" is counted", func() bool { return c.of(w.process.Statistics()) == 1 })
+	}
+	w.dials.Epochs = []seal.Epoch{end(ca, "r1", "gateway", time.Now())}
+	c, _, server := w.pair()
+	_, err = c.Write([]byte("request"))
+	must(t, err)
+	must(t, c.CloseWrite())
+	if got, err := io.ReadAll(server); string(got) != "request" || err != nil {
+		t.Errorf("the origin got %q of an end with a certificate, %v", got, err)
 	}
 }
