@@ -70,7 +70,13 @@ func mount(kind, at, options string) error {
 	return nil
 }
 
+// openFiles is the limit of descriptors of a process that systemd starts. The kernel's own is 4096.
+const openFiles = 524288
+
 func runSteps(out *os.File, watch *faultWatch) error {
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: openFiles, Max: openFiles}); err != nil {
+		return fmt.Errorf("set the limit of open files: %w", err)
+	}
 	if err := os.Setenv("PATH", "/usr/bin:/bin"); err != nil {
 		return err
 	}

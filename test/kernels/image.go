@@ -25,7 +25,7 @@ var modules = []string{
 	"veth", "dummy", "tun", "bridge", "8021q", "sch_ingress", "cls_bpf", "act_bpf", "sch_netem", "sch_prio", "act_mirred", "act_vlan", "cls_matchall", "cls_u32",
 	"nf_tables", "nfnetlink", "nf_conntrack", "nf_conntrack_ftp", "nf_log_syslog", "nft_ct", "nft_nat", "nft_chain_nat", "nft_masq", "nft_redir", "nft_limit", "nft_log",
 	"nft_objref", "nft_synproxy", "nft_reject", "nft_reject_inet", "nft_reject_ipv6", "nft_reject_ipv4", "nft_fib", "nft_fib_inet", "nft_fib_ipv6", "nft_hash", "nft_numgen", "nft_queue", "nfnetlink_queue", "nft_socket", "nft_tproxy", "nft_dup_ipv4", "nft_dup_ipv6", "nft_fwd_netdev", "nft_quota", "nft_flow_offload", "nf_flow_table_inet",
-	"vrf", "macvlan", "sch_tbf", "sch_fq", "sch_htb", "mpls_router", "mpls_iptunnel",
+	"vrf", "macvlan", "sch_tbf", "sch_fq", "sch_htb", "mpls_router", "mpls_iptunnel", "tcp_diag",
 }
 
 // Where the guest finds things.
@@ -332,6 +332,10 @@ func writeImage(file, modulesRoot string, c contents) (err error) {
 		}
 	}
 	if err := im.add("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")); err != nil {
+		return err
+	}
+	// Names of protocols in rules of nft, which libc looks up.
+	if err := im.add("/etc/protocols", 0o644, []byte("icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n")); err != nil {
 		return err
 	}
 	// Daemons of FRR run as a member of the group that may talk to them, and keep files there.
