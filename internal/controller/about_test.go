@@ -107,6 +107,9 @@ func TestEventsHaveStatesChangesAndCalls(t *testing.T) {
 			t.Errorf("event %d is before the one before it: %v", i+1, events)
 		}
 	}
+	w.until("r3 is ready", func(s *v1.State) bool {
+		return slices.ContainsFunc(s.Nodes, func(n *v1.NodeState) bool { return n.Name == "r3" && n.State == nodeReady })
+	})
 	w.event(aboutNode, "r3", nodeReady) // what it was before may be over when somebody looks first
 	if n := w.describe("node", "r3").Nodes[0]; n.StateSince == nil {
 		t.Errorf("r3 is %s since nobody knows when", n.State)
