@@ -259,10 +259,10 @@ func TestNoBranchTellsWhereATagIsWrong(t *testing.T) {
 		}
 	}
 	// Both programs for core and the one for options before the SRH, and those of the
-	// headend, of functions, of flows that go past them, of what functions make, of functions on byte streams, which may go on as
+	// headend, of functions, of flows that go past them over either encapsulation, of what functions make, of functions on byte streams, which may go on as
 	// an egress, and of labels on both hooks.
-	if want := 10 * 3; verifiers != want {
-		t.Errorf("%d comparisons of proofs found, want %d: keyed, keyed-flow and opot in ten programs", verifiers, want)
+	if want := 11 * 3; verifiers != want {
+		t.Errorf("%d comparisons of proofs found, want %d: keyed, keyed-flow and opot in eleven programs", verifiers, want)
 	}
 }
 
