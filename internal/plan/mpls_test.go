@@ -109,10 +109,6 @@ func TestChainsOverLabelsThatCannotBeAreRefused(t *testing.T) {
 			d.Functions = functions().Functions
 			d.Functions[0].Proxy.Segments = model.SegmentsKeep
 		}, "fw has segments: keep"},
-		{func(d *model.Domain) {
-			d.Functions = withNetfilter().Functions
-			d.Functions[0].Netfilter.Bypass = true
-		}, "fw has bypass: established"},
 	} {
 		d := labelled()
 		c.edit(&d)
