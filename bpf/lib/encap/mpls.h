@@ -49,8 +49,8 @@ struct word {
 };
 _Static_assert(sizeof(struct word) == 4, "word");
 
-#define WORD_FLAG_TRACE                                                        \
-	0x01 /* in place of the O-flag of an SRH (RFC 9259 2.1) */
+/* A flag of the word, in place of the O-flag of an SRH (RFC 9259 2.1). */
+#define WORD_FLAG_TRACE 0x01
 
 #define OUTER_IS_IP false /* programs write the link-layer addresses */
 #define OUTER_PROTO ETH_P_MPLS_UC
