@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -79,6 +80,14 @@ func newMachine(t *testing.T, ctx context.Context, name, path string) *machine {
 		t.Fatalf("machine %s is not up: %q, %v", name, line, err)
 	}
 	return m
+}
+
+// link joins two machines by a veth pair.
+func (m *machine) link(ctx context.Context, device string, other *machine, peer string, mtu int) {
+	m.t.Helper()
+	m.run(ctx, fmt.Sprintf("ip link add %s mtu %d type veth peer name %s netns %d mtu %[2]d", device, mtu, peer, other.cmd.Process.Pid))
+	m.run(ctx, "ip link set dev "+device+" up")
+	other.run(ctx, "ip link set dev "+peer+" up")
 }
 
 // process is a command that runs on a machine, with all that it has written so far.
@@ -160,9 +169,30 @@ func (m *machine) eventually(ctx context.Context, commands string, is func(said 
 	}
 }
 
+// built is a folder with the program.
+func built(t *testing.T) string {
+	t.Helper()
+	bin := t.TempDir()
+	if said, err := exec.Command("go", "build", "-buildvcs=false", "-o", bin+"/", "../../cmd/waystamp").CombinedOutput(); err != nil {
+		t.Fatalf("build waystamp: %v\n%s", err, said)
+	}
+	return bin
+}
+
+// aboutSeveral parts docs/how-to/controller.md: the section about several controllers, and all others.
+func aboutSeveral(t *testing.T, page string) (others, section string) {
+	t.Helper()
+	before, behind, found := strings.Cut(page, "\n## Several controllers\n")
+	section, after, found2 := strings.Cut(behind, "\n## ")
+	if !found || !found2 {
+		t.Fatal("the page has no section about several controllers, with another one behind")
+	}
+	return before + "\n## " + after, section
+}
+
 // The commands of docs/how-to/controller.md, as they stand there, run a domain of three nodes with a controller, each on a machine of its
 // own: from the first start, over tokens, a file, a rotation, an operator on another machine, a backup that is restored after nodes have gone on,
-// and a change of the root, to a node that is thrown out and another that stops. Several controllers, and the package's unit, are other tests'.
+// and a change of the root, to a node that is thrown out and another that stops. Several controllers are the next test's, and the package's unit those of guests.
 func TestTheControllersPageDoesWhatItSays(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test makes namespaces and loads programs: run it as root")
@@ -180,11 +210,9 @@ func TestTheControllersPageDoesWhatItSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := t.TempDir()
-	if said, err := exec.Command("go", "build", "-buildvcs=false", "-o", bin+"/", "../../cmd/waystamp").CombinedOutput(); err != nil {
-		t.Fatalf("build waystamp: %v\n%s", err, said)
-	}
-	page := &pages{t, name, steps(string(text))}
+	bin := built(t)
+	one, _ := aboutSeveral(t, string(text))
+	page := &pages{t, name, steps(one)}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 
@@ -199,17 +227,11 @@ func TestTheControllersPageDoesWhatItSays(t *testing.T) {
 	for _, name := range []string{"controller", "alice", "r1", "r2", "r3", "h1", "h2", "switch"} {
 		at[name] = newMachine(t, ctx, name, bin+":"+os.Getenv("PATH"))
 	}
-	link := func(a, device, b, peer string, mtu int) {
-		t.Helper()
-		at[a].run(ctx, fmt.Sprintf("ip link add %s mtu %d type veth peer name %s netns %d mtu %[2]d", device, mtu, peer, at[b].cmd.Process.Pid))
-		at[a].run(ctx, "ip link set dev "+device+" up")
-		at[b].run(ctx, "ip link set dev "+peer+" up")
-	}
-	link("h1", "eth0", "r1", "eth0", 1500)
-	link("r3", "eth1", "h2", "eth0", 1500)
+	at["h1"].link(ctx, "eth0", at["r1"], "eth0", 1500)
+	at["r3"].link(ctx, "eth1", at["h2"], "eth0", 1500)
 	at["switch"].run(ctx, "ip link add name br0 mtu 1700 type bridge forward_delay 0; ip link set dev br0 up")
 	for name, device := range map[string]string{"controller": "eth0", "alice": "eth0", "r1": "eth1", "r2": "eth0", "r3": "eth0"} {
-		link(name, device, "switch", "p-"+name, 1700)
+		at[name].link(ctx, device, at["switch"], "p-"+name, 1700)
 		at["switch"].run(ctx, "ip link set dev p-"+name+" master br0")
 	}
 	// The network of docs/tutorial.md, and the controller's and the operator's addresses.
@@ -359,5 +381,128 @@ func TestTheControllersPageDoesWhatItSays(t *testing.T) {
 	}
 	if err := errors.Join(context.Cause(ctx)); err != nil {
 		t.Error(err)
+	}
+}
+
+// The commands about several controllers run three, each on a machine of its own beside an etcd that lets in who has a certificate. The one that
+// leads is killed; operators and a node go on with the others.
+func TestSeveralControllersAreAsThePageSays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test makes namespaces and loads programs: run it as root")
+	}
+	const name = "docs/how-to/controller.md"
+	text, err := os.ReadFile(filepath.Join("../..", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	others, section := aboutSeveral(t, string(text))
+	join := steps(others)[slices.IndexFunc(steps(others), func(s step) bool { return strings.Contains(s.commands, "--join") })].commands
+	page := &pages{t, name, steps(section)}
+	start, agent := page.next("waystamp controller --listen").commands, page.next("waystamp agent --controller").commands
+	if len(page.steps) > 0 {
+		t.Errorf("no test runs this block:\n%s", page.steps[0].commands)
+	}
+	file, err := os.ReadFile("../../examples/minimal.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	bin := built(t)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	at := map[string]*machine{}
+	controllers := []string{"c1", "c2", "c3"}
+	address := map[string]string{"a": "fd00::a", "c1": "fd00::1", "c2": "fd00::2", "c3": "fd00::3"}
+	at["switch"] = newMachine(t, ctx, "switch", bin+":"+os.Getenv("PATH"))
+	at["switch"].run(ctx, "ip link add name br0 type bridge forward_delay 0; ip link set dev br0 up")
+	for name, a := range address {
+		at[name] = newMachine(t, ctx, name, bin+":"+os.Getenv("PATH"))
+		at[name].link(ctx, "eth0", at["switch"], "p-"+name, 1500)
+		at["switch"].run(ctx, "ip link set dev p-"+name+" master br0")
+		at[name].run(ctx, "ip address add "+a+"/64 dev eth0")
+	}
+	// Certificates by a CA that is etcd's alone.
+	pki := t.TempDir()
+	sign := `set -e; cd "$1"; shift
+		openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=etcd -keyout ca-key.pem -out ca.pem
+		for a in "$@"; do
+			openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=controller -keyout key-$a -out request-$a
+			printf 'subjectAltName=IP:%s\nextendedKeyUsage=serverAuth,clientAuth\n' "$a" > extensions
+			openssl x509 -req -in request-$a -CA ca.pem -CAkey ca-key.pem -CAcreateserial -days 1 -extfile extensions -out cert-$a
+		done`
+	if said, err := exec.CommandContext(ctx, "bash", "-c", sign, "bash", pki, address["c1"], address["c2"], address["c3"]).CombinedOutput(); err != nil {
+		t.Fatalf("openssl: %v\n%s", err, said)
+	}
+	give := func(to *machine, name string, b []byte) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(to.root, name), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tell := func(what string, p *process) *process {
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("%s says\n%s", what, p.said())
+			}
+		})
+		return p
+	}
+	var cluster []string
+	for _, c := range controllers {
+		cluster = append(cluster, c+"=http://["+address[c]+"]:2380")
+	}
+	for _, c := range controllers {
+		for from, to := range map[string]string{"ca.pem": "ca.pem", "cert-" + address[c]: "controller.pem", "key-" + address[c]: "controller-key.pem"} {
+			b, err := os.ReadFile(filepath.Join(pki, from))
+			if err != nil {
+				t.Fatal(err)
+			}
+			give(at[c], to, b)
+		}
+		give(at[c], "domain.yaml", file)
+		a := "[" + address[c] + "]"
+		tell("etcd of "+c, at[c].start(ctx, "exec etcd --name "+c+" --data-dir /var/lib/etcd --log-level error"+
+			" --listen-client-urls https://"+a+":2379 --advertise-client-urls https://"+a+":2379 --listen-peer-urls http://"+a+":2380 --initial-advertise-peer-urls http://"+a+":2380 --initial-cluster "+strings.Join(cluster, ",")+
+			" --cert-file controller.pem --key-file controller-key.pem --trusted-ca-file ca.pem --client-cert-auth"))
+	}
+	running := map[string]*process{}
+	for _, c := range controllers {
+		// The page's command, at this machine's address, and with metrics, which tell the one that leads.
+		commands := strings.TrimSuffix(strings.ReplaceAll(start, "tcp:[fd00::1]", "tcp:["+address[c]+"]"), "\n") + " --metrics '[::1]:9464'"
+		running[c] = tell("the controller of "+c, at[c].start(ctx, "exec "+commands))
+	}
+	for _, c := range controllers {
+		at[c].until(ctx, running[c], `{"ready":true}`)
+	}
+
+	// Any of them takes calls: one a file, another makes a token.
+	at["c2"].run(ctx, "waystamp apply -f domain.yaml")
+	give(at["a"], "token", []byte(regexp.MustCompile(`(?m)^ws1\.\S+$`).FindString(at["c3"].run(ctx, "waystamp node token a"))+"\n"))
+	joined := tell("the agent that joined", at["a"].start(ctx, "exec "+join))
+	connected := func(c string) {
+		t.Helper()
+		at[c].eventually(ctx, "waystamp get nodes", regexp.MustCompile(`(?m)^a +(behind|ready|refusing) `).MatchString)
+	}
+	connected("c1")
+	joined.end()
+	tell("the agent", at["a"].start(ctx, "exec "+agent))
+	connected("c2")
+
+	// The one that leads is killed.
+	was := ""
+	for _, c := range controllers {
+		if strings.Contains(at[c].run(ctx, "curl -sS 'http://[::1]:9464/metrics'"), "\nwaystamp_controller_leads 1\n") {
+			was += c
+		}
+	}
+	if at[was] == nil {
+		t.Fatalf("%q lead, want one", was)
+	}
+	syscall.Kill(-running[was].cmd.Process.Pid, syscall.SIGKILL) //nolint:errcheck // it runs
+	for _, c := range controllers {
+		if c != was { // until the lead of the other has ended operators are told to try again
+			at[c].eventually(ctx, "waystamp rotate --all", func(string) bool { return true })
+			connected(c)
+		}
 	}
 }
