@@ -163,48 +163,85 @@ func TestStockReorderingWithinTheWindowLosesNothing(t *testing.T) {
 	})
 }
 
-// tagLink puts a VLAN interface on top of either end of a link, and moves addresses
+// tag is a VLAN tag, in the words of ip-link(8).
+type tag struct {
+	id       int
+	protocol string
+}
+
+// above is the name of the VLAN interface of these tags on top of another, and of all below it.
+func above(lower string, tags []tag) (names []string) {
+	for _, v := range tags {
+		lower = fmt.Sprintf("%s.%d", lower, v.id)
+		names = append(names, lower)
+	}
+	return names
+}
+
+// tagLink puts VLAN interfaces on top of either end of a link, the last tag in the innermost place, and moves addresses
 // and routes there.
-func (w *world) tagLink(a, b string, id int) {
+func (w *world) tagLink(a, b string, tags ...tag) {
 	w.t.Helper()
-	ends := [][2]string{{a, a + "-" + b}, {b, b + "-" + a}}
-	for _, end := range ends {
-		w.addVLAN(end[0], end[1], id)
-		tagged := fmt.Sprintf("%s.%d", end[1], id)
-		n := w.net(end[0])
-		for line := range strings.Lines(w.shell(end[0], "ip", "-6", "-o", "address", "show", "dev", end[1])) {
-			f := strings.Fields(line) // INDEX: NAME inet6 PREFIX scope ...
-			if len(f) < 4 || f[2] != "inet6" {
-				w.t.Fatalf("ip says %q", line)
-			}
-			must(w.t, n.AddAddress(tagged, netip.MustParsePrefix(f[3])))
+	var ends []movedEnd
+	for _, end := range [][2]string{{a, a + "-" + b}, {b, b + "-" + a}} {
+		lower := end[1]
+		for i, name := range above(end[1], tags) {
+			w.addVLAN(end[0], lower, tags[i])
+			lower = name
+		}
+		ends = append(ends, movedEnd{end[0], end[1], lower})
+	}
+	w.moveLink(ends...)
+}
+
+// movedEnd is a node's end of a link: the interface that has its addresses and routes, and the one that gets them.
+type movedEnd struct{ node, from, to string }
+
+// moveLink moves the addresses and routes of both ends of a link to other interfaces.
+func (w *world) moveLink(ends ...movedEnd) {
+	w.t.Helper()
+	for _, e := range ends {
+		for _, a := range w.addressesOf(e.node, e.from) {
+			must(w.t, w.net(e.node).AddAddress(e.to, a))
 		}
 	}
-	for _, end := range ends {
-		n := w.net(end[0])
-		tagged := fmt.Sprintf("%s.%d", end[1], id)
-		must(w.t, n.WaitUp(soon(w.t), tagged))
+	for _, e := range ends {
+		n := w.net(e.node)
+		must(w.t, n.WaitUp(soon(w.t), e.to))
 		routes, err := n.Routes(host.ProtocolStatic)
 		must(w.t, err)
 		for _, r := range routes {
-			if r.Device != end[1] || !r.Via.IsValid() {
+			if r.Device != e.from || !r.Via.IsValid() {
 				continue
 			}
 			must(w.t, n.DeleteRoute(r))
-			r.Device = tagged
+			r.Device = e.to
 			must(w.t, n.AddRoute(r))
 		}
-		for line := range strings.Lines(w.shell(end[0], "ip", "-6", "-o", "address", "show", "dev", end[1])) {
-			must(w.t, n.DeleteAddress(end[1], netip.MustParsePrefix(strings.Fields(line)[3])))
+		for _, a := range w.addressesOf(e.node, e.from) {
+			must(w.t, n.DeleteAddress(e.from, a))
 		}
 	}
 }
 
-// addVLAN makes the interface LOWER.ID on top of an interface.
-func (w *world) addVLAN(node, lower string, id int) {
+// addressesOf are an interface's, of IPv6.
+func (w *world) addressesOf(node, device string) (out []netip.Prefix) {
 	w.t.Helper()
-	name := fmt.Sprintf("%s.%d", lower, id)
-	w.shell(node, "ip", "link", "add", "link", lower, "name", name, "type", "vlan", "id", fmt.Sprint(id))
+	for line := range strings.Lines(w.shell(node, "ip", "-6", "-o", "address", "show", "dev", device)) {
+		f := strings.Fields(line) // INDEX: NAME inet6 PREFIX scope ...
+		if len(f) < 4 || f[2] != "inet6" {
+			w.t.Fatalf("ip says %q", line)
+		}
+		out = append(out, netip.MustParsePrefix(f[3]))
+	}
+	return out
+}
+
+// addVLAN makes the interface LOWER.ID on top of an interface.
+func (w *world) addVLAN(node, lower string, v tag) {
+	w.t.Helper()
+	name := above(lower, []tag{v})[0]
+	w.shell(node, "ip", "link", "add", "link", lower, "name", name, "type", "vlan", "protocol", v.protocol, "id", fmt.Sprint(v.id))
 	must(w.t, w.net(node).SetUp(name))
 }
 
@@ -212,73 +249,99 @@ func (w *world) addVLAN(node, lower string, id int) {
 // other ends. What is below them is in the plan, too.
 func TestStockChainOverVLANInterfaces(t *testing.T) {
 	bothSchemes(t, func(t *testing.T, s model.Scheme) {
-		m := parse(t, narrowing, proven(s))
-		for node, i := range map[string]model.Interface{
-			"r1": {Name: "r1-h1.5", Role: model.RoleEdge},
-			"r2": {Name: "r2-r3.7", Role: model.RoleCore, MTU: 1700},
-			"r3": {Name: "r3-r2.7", Role: model.RoleCore, MTU: 1700},
-		} {
-			at := slices.IndexFunc(m.Domain.Nodes, func(n model.Node) bool { return n.Name == node })
+		chainOverVLANs(t, s, []tag{{5, "802.1Q"}}, []tag{{7, "802.1Q"}})
+	})
+}
+
+// They are of IEEE 802.1ad, or of 802.1Q on top of one of 802.1ad.
+func TestStockChainOverServiceVLANs(t *testing.T) {
+	t.Run("802.1ad", func(t *testing.T) {
+		chainOverVLANs(t, model.SchemeKeyed, []tag{{5, "802.1ad"}}, []tag{{7, "802.1ad"}})
+	})
+	t.Run("802.1Q in 802.1ad", func(t *testing.T) {
+		chainOverVLANs(t, model.SchemeKeyed, []tag{{5, "802.1ad"}, {6, "802.1Q"}}, []tag{{7, "802.1ad"}, {8, "802.1Q"}})
+	})
+}
+
+func chainOverVLANs(t *testing.T, s model.Scheme, edge, core []tag) {
+	t.Helper()
+	m := parse(t, narrowing, proven(s))
+	for _, e := range []struct {
+		node string
+		on   model.Interface
+		tags []tag
+	}{
+		{"r1", model.Interface{Name: "r1-h1", Role: model.RoleEdge}, edge},
+		{"r2", model.Interface{Name: "r2-r3", Role: model.RoleCore, MTU: 1700}, core},
+		{"r3", model.Interface{Name: "r3-r2", Role: model.RoleCore, MTU: 1700}, core},
+	} {
+		at := slices.IndexFunc(m.Domain.Nodes, func(n model.Node) bool { return n.Name == e.node })
+		for _, name := range above(e.on.Name, e.tags) {
+			i := e.on
+			i.Name = name
 			m.Domain.Nodes[at].Interfaces = append(m.Domain.Nodes[at].Interfaces, i)
 		}
-		w := buildFrom(t, m, func(c *lab.Config) { c.WithoutAgents = true })
-		w.tagLink("h1", "r1", 5)
-		w.tagLink("r2", "r3", 7)
-		for _, n := range w.nodes() {
-			must(t, w.StartAgent(soon(t), n))
-		}
-		w.silent = false
+	}
+	w := buildFrom(t, m, func(c *lab.Config) { c.WithoutAgents = true })
+	w.tagLink("h1", "r1", edge...)
+	w.tagLink("r2", "r3", core...)
+	for _, n := range w.nodes() {
+		must(t, w.StartAgent(soon(t), n))
+	}
+	w.silent = false
 
-		r3 := w.net("r3")
-		tagged, err := r3.Received("r3-r2.7")
-		must(t, err)
-		since, back := w.counting(w.path("web", model.Forward)), w.counting(w.path("web", model.Reverse))
-		w.reaches("h1", "h2")
-		const size = 2_000_000
-		for _, way := range [][2]string{{"h1", "h2"}, {"h2", "h1"}} {
-			r := w.download(way[0], way[1], size)
-			t.Logf("from %s: %.2f Gb/s", way[0], gigabits(r))
+	r3 := w.net("r3")
+	names := above("r3-r2", core)
+	inner := names[len(names)-1]
+	tagged, err := r3.Received(inner)
+	must(t, err)
+	since, back := w.counting(w.path("web", model.Forward)), w.counting(w.path("web", model.Reverse))
+	w.reaches("h1", "h2")
+	const size = 2_000_000
+	for _, way := range [][2]string{{"h1", "h2"}, {"h2", "h1"}} {
+		r := w.download(way[0], way[1], size)
+		t.Logf("from %s: %.2f Gb/s", way[0], gigabits(r))
+	}
+	there, andBack := since(), back()
+	for _, f := range []flow{there, andBack} {
+		if least := uint64(size / 1440); f.frames() < least {
+			t.Errorf("%d frames, want %d at least", f.frames(), least)
 		}
-		there, andBack := since(), back()
-		for _, f := range []flow{there, andBack} {
-			if least := uint64(size / 1440); f.frames() < least {
-				t.Errorf("%d frames, want %d at least", f.frames(), least)
-			}
-		}
-		now, err := r3.Received("r3-r2.7")
-		must(t, err)
-		if now-tagged < there[2].Packets {
-			t.Errorf("r3 has stamped %d packets, of which %d came in the VLAN", there[2].Packets, now-tagged)
-		}
+	}
+	now, err := r3.Received(inner)
+	must(t, err)
+	if now-tagged < there[2].Packets {
+		t.Errorf("r3 has stamped %d packets, of which %d came in the VLAN", there[2].Packets, now-tagged)
+	}
 
-		// A VLAN that nobody has thought of: of segment routing nothing comes in by
-		// it, and no chain takes what does.
-		w.addVLAN("h1", "h1-r1", 9)
-		w.addVLAN("r1", "r1-h1", 9)
-		must(t, w.net("h1").AddAddress("h1-r1.9", netip.MustParsePrefix("fc00:99::2/64")))
-		must(t, w.net("r1").AddAddress("r1-h1.9", netip.MustParsePrefix("fc00:99::1/64")))
-		must(t, w.net("h1").WaitUp(soon(t), "h1-r1.9"))
-		must(t, w.net("r1").WaitUp(soon(t), "r1-h1.9"))
-		outside, node := openPort(t, w.ns("h1"), "h1-r1.9", unix.ETH_P_IPV6), openPort(t, w.ns("r1"), "r1-h1.9", unix.ETH_P_IPV6)
-		before := time.Now()
-		for _, sid := range w.path("web", model.Forward).Segments() {
-			must(t, sendBy(outside, srv6.Packet{
-				Ethernet: &srv6.Ethernet{Destination: node.MAC, Source: outside.MAC, Type: srv6.EtherTypeIPv6},
-				Header:   srv6.Header{NextHeader: unix.IPPROTO_NONE, HopLimit: 64, Source: netip.MustParseAddr("fc00:99::2"), Destination: sid},
-			}))
-		}
-		w.refused("r1", "outside-sid", uint64(len(w.path("web", model.Forward).Segments())))
-		w.explained(w.event(before, "r1", "outside-sid"),
-			"a packet from fc00:99::2 to r2 (fw) was refused: a packet from outside is addressed to the SID block")
+	// A VLAN that nobody has thought of: of segment routing nothing comes in by
+	// it, and no chain takes what does.
+	unplanned := tag{9, "802.1Q"}
+	w.addVLAN("h1", "h1-r1", unplanned)
+	w.addVLAN("r1", "r1-h1", unplanned)
+	must(t, w.net("h1").AddAddress("h1-r1.9", netip.MustParsePrefix("fc00:99::2/64")))
+	must(t, w.net("r1").AddAddress("r1-h1.9", netip.MustParsePrefix("fc00:99::1/64")))
+	must(t, w.net("h1").WaitUp(soon(t), "h1-r1.9"))
+	must(t, w.net("r1").WaitUp(soon(t), "r1-h1.9"))
+	outside, node := openPort(t, w.ns("h1"), "h1-r1.9", unix.ETH_P_IPV6), openPort(t, w.ns("r1"), "r1-h1.9", unix.ETH_P_IPV6)
+	before := time.Now()
+	for _, sid := range w.path("web", model.Forward).Segments() {
+		must(t, sendBy(outside, srv6.Packet{
+			Ethernet: &srv6.Ethernet{Destination: node.MAC, Source: outside.MAC, Type: srv6.EtherTypeIPv6},
+			Header:   srv6.Header{NextHeader: unix.IPPROTO_NONE, HopLimit: 64, Source: netip.MustParseAddr("fc00:99::2"), Destination: sid},
+		}))
+	}
+	w.refused("r1", "outside-sid", uint64(len(w.path("web", model.Forward).Segments())))
+	w.explained(w.event(before, "r1", "outside-sid"),
+		"a packet from fc00:99::2 to r2 (fw) was refused: a packet from outside is addressed to the SID block")
 
-		w.shell("h1", "ip", "-6", "route", "add", "fc00:8::/64", "via", "fc00:99::1", "dev", "h1-r1.9")
-		since = w.counting(w.path("web", model.Forward))
-		w.isCutOff("h1", "h2", probes)
-		w.refused("r6", "unproven", probes)
-		if n := since().frames(); n != 0 {
-			t.Errorf("the chain has taken %d frames of a VLAN that is not in the plan", n)
-		}
-	})
+	w.shell("h1", "ip", "-6", "route", "add", "fc00:8::/64", "via", "fc00:99::1", "dev", "h1-r1.9")
+	since = w.counting(w.path("web", model.Forward))
+	w.isCutOff("h1", "h2", probes)
+	w.refused("r6", "unproven", probes)
+	if n := since().frames(); n != 0 {
+		t.Errorf("the chain has taken %d frames of a VLAN that is not in the plan", n)
+	}
 }
 
 // Between nodes of a chain over labels are routers of Linux's own (mpls_router), which have no

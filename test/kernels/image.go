@@ -25,7 +25,7 @@ var modules = []string{
 	"veth", "dummy", "tun", "bridge", "8021q", "sch_ingress", "cls_bpf", "act_bpf", "sch_netem", "sch_prio", "act_mirred", "act_vlan", "cls_matchall", "cls_u32",
 	"nf_tables", "nfnetlink", "nf_conntrack", "nf_conntrack_ftp", "nf_log_syslog", "nft_ct", "nft_nat", "nft_chain_nat", "nft_masq", "nft_redir", "nft_limit", "nft_log",
 	"nft_objref", "nft_synproxy", "nft_reject", "nft_reject_inet", "nft_reject_ipv6", "nft_reject_ipv4", "nft_fib", "nft_fib_inet", "nft_fib_ipv6", "nft_hash", "nft_numgen", "nft_queue", "nfnetlink_queue", "nft_socket", "nft_tproxy", "nft_dup_ipv4", "nft_dup_ipv6", "nft_fwd_netdev", "nft_quota", "nft_flow_offload", "nf_flow_table_inet",
-	"vrf", "macvlan", "sch_tbf", "sch_fq", "sch_htb", "mpls_router", "mpls_iptunnel", "tcp_diag",
+	"vrf", "macvlan", "sch_tbf", "sch_fq", "sch_htb", "mpls_router", "mpls_iptunnel", "tcp_diag", "bonding", "sctp",
 }
 
 // Where the guest finds things.
