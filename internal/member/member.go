@@ -348,18 +348,18 @@ func (m *Member) keepPlan(n plan.Node, digest string, b []byte) error {
 	m.mu.Unlock()
 	if _, err := os.Lstat(m.FallbackFile()); had && (inForce || errors.Is(err, fs.ErrNotExist)) {
 		if err := link(m.PlanFile(), m.FallbackFile()); err != nil {
-			return fmt.Errorf("keep the plan before it: %w", err)
+			return fmt.Errorf("the plan before it: %w", err)
 		}
 	} else if had {
 		// The agent may have read it, and be about to report it as in force.
 		was, err := os.ReadFile(m.PlanFile())
 		if err != nil {
-			return fmt.Errorf("keep the plan before it: %w", err)
+			return fmt.Errorf("the plan before it: %w", err)
 		}
 		m.passed = append(m.passed[max(0, len(m.passed)+1-passedMax):], passed{m.have.Revision, m.digest, was})
 	}
 	if err := replace(m.PlanFile(), b); err != nil { // and this makes both names last
-		return fmt.Errorf("keep it: %w", err)
+		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -493,6 +493,8 @@ func (m *Member) Run(ctx context.Context) error {
 			switch renewed := errors.Is(err, errRenewed); {
 			case errors.Is(err, errCertify):
 				m.cfg.Log.Warn("the controller has signed no certificates for ends of sealed parts; the data path stays as it is", "controller", at, "err", err, "again in", again)
+			case errors.Is(err, errKeep):
+				m.cfg.Log.Warn("the controller's plan is asked for again, since this node could not keep it", "controller", at, "again in", again)
 			case errors.Is(err, errRoots):
 				m.cfg.Log.Info("the certificate was renewed, since the controller's roots have changed")
 			case renewed && pause == pauseMin:
@@ -768,7 +770,7 @@ func (m *Member) follow(ctx context.Context, c client, id *nodeIdentity) error {
 		if err != nil {
 			m.cfg.Log.Error("a plan of the controller is refused, and the one before stays in force", "revision", stream.Msg().Revision, "err", err)
 			m.refuse(stream.Msg().Revision, err)
-			if errors.Is(err, errCertify) { // a later session gets the plan again
+			if errors.Is(err, errCertify) || errors.Is(err, errKeep) { // a later session gets the plan again
 				return err
 			}
 		}
@@ -800,6 +802,9 @@ func (m *Member) onDisk() (plan.Node, string) {
 	return m.have, m.digest
 }
 
+// errKeep ends a session whose plan does not get to disk, for want of room perhaps.
+var errKeep = errors.New("this node cannot keep the plan in its state directory")
+
 // ErrOlder means that a plan is older than the one on the node's disk.
 var ErrOlder = errors.New("it is older than the plan on this node's disk")
 
@@ -828,7 +833,7 @@ func (m *Member) receive(r *v1.PlansResponse, name string, certify func(plan.Nod
 		return err
 	}
 	if err := m.keepPlan(n, r.Digest, r.Plan); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errKeep, err)
 	}
 	m.first.Do(func() { close(m.planned) })
 	select {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // controlled is a lab whose agents have a controller, on sockets that all namespaces reach.
@@ -362,4 +364,81 @@ func TestAControllersMemoryIsNotDumped(t *testing.T) {
 	if r := p.wait(); r.code != 0 {
 		t.Error(r)
 	}
+}
+
+// The disk of a node is full when its controller sends it a plan. The node refuses the plan and says why; the one before stays in force, and packets go on, also
+// while its agent cannot start. The change is done once there is room.
+func TestAChangeWaitsForANodeWhoseDiskIsFull(t *testing.T) {
+	t.Parallel()
+	c := buildControlled(t, paper)
+	defer c.close()
+	const full = "r3"
+	dir := c.AgentDir(full)
+	must(t, os.MkdirAll(dir, 0o755))
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"))
+	defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+	c.start()
+	for _, name := range c.nodes() {
+		c.agent(name, strings.TrimSpace(c.must("node", "token", name).stdout))
+	}
+	c.must("apply", "-f", write(t, "domain.yaml", paper), "--wait")
+	for _, name := range c.nodes() {
+		c.ready(name)
+	}
+	c.reaches("h1", "h2")
+
+	ballast := filepath.Join(dir, "ballast")
+	fill := func() {
+		t.Helper()
+		f, err := os.OpenFile(ballast, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		must(t, err)
+		defer f.Close()
+		for err == nil {
+			_, err = f.Write(make([]byte, 512))
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+	fill()
+	since := c.counting(c.path("web", model.Forward))
+	c.must("rotate", "--all")
+	refuses := func() {
+		t.Helper()
+		eventually(t, func() error {
+			r := c.must("get", "nodes")
+			for line := range strings.Lines(r.stdout) {
+				if strings.HasPrefix(line, full+" ") && strings.Contains(line, "refusing") && strings.Contains(line, "no space left on device") {
+					return nil
+				}
+			}
+			return fmt.Errorf("%s", r)
+		})
+	}
+	refuses()
+	c.reaches("h1", "h2")
+	if since().frames() == 0 {
+		t.Error("no frame went by the path before")
+	}
+	// An agent that starts writes its state before anything else. What the kernel has goes on without it.
+	c.killAgent(full)
+	c.agent(full, "")
+	eventually(t, func() error {
+		if said := c.agents[full].stderr.String(); !strings.Contains(said, "cannot start from its plan") || !strings.Contains(said, "no space left on device") {
+			return fmt.Errorf("the agent says %s", said)
+		}
+		return nil
+	})
+	refuses()
+	c.reaches("h1", "h2")
+
+	must(t, os.Remove(ballast))
+	within(t, patience, func() error { // the agent tries again by itself
+		if r := c.must("get", "nodes"); strings.Count(r.stdout, " ready ") != len(c.nodes()) {
+			return fmt.Errorf("%s", r)
+		}
+		return nil
+	})
+	c.must("rotate", "--all", "--wait")
+	c.reaches("h1", "h2")
 }
