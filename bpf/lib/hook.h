@@ -38,6 +38,13 @@ static __always_inline long ctx_load_bytes(ctx_t *ctx, __u32 off, void *to,
 	return bpf_xdp_load_bytes(ctx, off, to, len);
 }
 
+/* XDP reads what is linear. */
+static __always_inline void ctx_pull(ctx_t *ctx, __u32 len)
+{
+	(void)ctx;
+	(void)len;
+}
+
 #else
 
 #define TC_ACT_UNSPEC (-1)
@@ -77,6 +84,14 @@ static __always_inline long ctx_load_bytes(ctx_t *ctx, __u32 off, void *to,
 					   __u32 len)
 {
 	return bpf_skb_load_bytes(ctx, off, to, len);
+}
+
+/* Makes the first len bytes linear, if there is memory, and of a shorter packet
+ * all bytes. May move the packet: every pointer taken before is gone.
+ */
+static __always_inline void ctx_pull(ctx_t *ctx, __u32 len)
+{
+	bpf_skb_pull_data(ctx, len < ctx->len ? len : ctx->len);
 }
 
 #endif

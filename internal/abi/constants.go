@@ -67,7 +67,8 @@ const (
 	WindowMax   = 65536
 
 	// ws_traces: the traces of paths whose headend this node is. The headend sets
-	// the O-flag in the next packets of the path; see ws_traced.
+	// the O-flag in the next packets of the path, or of a flow on it; see
+	// ws_traced.
 	Traces = 8
 
 	// ws_numbers: slabs of WS_NUMBER_SLOTS slots each; the slots are numbered

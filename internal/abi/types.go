@@ -153,8 +153,17 @@ type Headend struct {
 
 // Trace is struct ws_trace.
 type Trace struct {
-	_    structs.HostLayout
-	Left int64
+	_        structs.HostLayout
+	Left     int64
+	Src      [2]uint64
+	SrcMask  [2]uint64
+	Dst      [2]uint64
+	DstMask  [2]uint64
+	Sport    uint16
+	Dport    uint16
+	Protocol uint8
+	Flow     uint8
+	Pad      [2]uint8
 }
 
 // PathMTU is struct ws_path_mtu. ws_path_mtus: the MTU that a node on the way

@@ -212,6 +212,7 @@ type SealedPart struct {
 type TraceOutput struct {
 	Version    int           `json:"version"`
 	Chain      string        `json:"chain"`
+	Flow       string        `json:"flow,omitempty"` // of the packets, as the forward direction has it; nothing: any
 	Paths      []TracePath   `json:"paths"`
 	Packets    []TracePacket `json:"packets"`    // in the order in which they came to an end
 	Warnings   []string      `json:"warnings"`   // nodes whose hops are missing

@@ -18,6 +18,7 @@ import (
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/model"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 )
 
@@ -27,6 +28,7 @@ type traceOptions struct {
 	lab        string
 	direction  string
 	packets    uint
+	flow       string
 	timeout    time.Duration
 	output     string
 }
@@ -49,12 +51,19 @@ The time between hops on two nodes is as exact as their clocks agree. With the s
 the packet's number are not printed: they are masked on each link. A refusal is printed if the node
 has sampled it. A connection through a function on byte streams takes several paths, each of which is traced.
 
+With --flow the headend takes only packets of that flow: source and destination, each an address or a prefix, the
+protocol, by name or number, and with TCP, UDP and others the two ports; any stands for a field that does not matter. It is the
+flow of the forward direction; packets of the reverse direction have its addresses and ports exchanged. They are compared as the packet
+enters the path. A fragment has no ports: a flow with ports takes none, one without takes them.
+
 If you interrupt the command, the headends set the flag no more.
 Only an admin may trace.
 
 Exit code 4 if a packet was refused or lost, 1 if no packet came before the time-out.`,
 		Example: `  waystamp trace web
   waystamp trace web --direction reverse --packets 1 --timeout 5m
+  waystamp trace web --flow 2001:db8:7::5,2001:db8:8::/64,tcp,any,443
+  waystamp trace web --direction both --flow any,2001:db8:8::1,icmpv6
   waystamp trace web --lab demo -o json`,
 		Args: command.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args[0]) },
@@ -62,6 +71,7 @@ Exit code 4 if a packet was refused or lost, 1 if no packet came before the time
 	f := cmd.Flags()
 	f.StringVar(&o.direction, "direction", "forward", "`direction`: forward, reverse or both")
 	f.UintVar(&o.packets, "packets", 3, fmt.Sprintf("`number` of packets of each path, %d at most", event.TracePacketsMax))
+	f.StringVar(&o.flow, "flow", "", "`flow` of the packets: SRC,DST,PROTO or SRC,DST,PROTO,SPORT,DPORT, with any for a field that does not matter (default all packets)")
 	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "`duration` to wait for packets, 1s to 1h")
 	f.StringVar(&o.lab, "lab", "", "`prefix` of a lab: ask its controller")
 	command.OutputFlag(cmd, &o.output, "table", "json", "yaml")
@@ -93,13 +103,21 @@ func (o *traceOptions) run(cmd *cobra.Command, chain string) error {
 	if o.direction == directionBoth {
 		request.Direction = ""
 	}
+	flow := ""
+	if cmd.Flags().Changed("flow") {
+		f, err := model.ParseFlow(o.flow)
+		if err != nil {
+			return command.Usagef("--flow: %v", err)
+		}
+		flow = f.String()
+	}
 	if err := o.useLab(); err != nil {
 		return err
 	}
 	ctx := cmd.Context()
 	printer := tracePrinter{out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr(), table: o.output == "table"}
-	printer.all = api.TraceOutput{Version: api.Version, Chain: chain, Paths: []api.TracePath{}, Packets: []api.TracePacket{}, Warnings: []string{}}
-	err := o.controller.with(ctx, func(c adminClient) error { return printer.follow(ctx, c, request) })
+	printer.all = api.TraceOutput{Version: api.Version, Chain: chain, Flow: flow, Paths: []api.TracePath{}, Packets: []api.TracePacket{}, Warnings: []string{}}
+	err := o.controller.with(ctx, func(c adminClient) error { return printer.follow(ctx, c, request, flow) })
 	if ctx.Err() != nil {
 		err = nil
 	}
@@ -138,8 +156,17 @@ type tracePrinter struct {
 	all        api.TraceOutput
 }
 
-func (p *tracePrinter) follow(ctx context.Context, c adminClient, request *v1.TraceRequest) error {
-	stream, err := c.Trace(ctx, connect.NewRequest(request))
+// errNoFlows is a controller that does not have the call.
+var errNoFlows = errors.New("the controller is of an earlier version, which cannot trace a flow; update it, or leave --flow out")
+
+func (p *tracePrinter) follow(ctx context.Context, c adminClient, request *v1.TraceRequest, flow string) error {
+	var stream *connect.ServerStreamForClient[v1.TraceResponse]
+	var err error
+	if flow == "" {
+		stream, err = c.Trace(ctx, connect.NewRequest(request))
+	} else {
+		stream, err = c.TraceFlow(ctx, connect.NewRequest(&v1.TraceFlowRequest{Trace: request, Flow: flow}))
+	}
 	if err != nil {
 		return err
 	}
@@ -161,7 +188,9 @@ func (p *tracePrinter) follow(ctx context.Context, c adminClient, request *v1.Tr
 			p.all.TimedOut, p.all.Foreign, p.all.Suppressed = m.Ended.TimedOut, m.Ended.Foreign, m.Ended.Suppressed
 		}
 	}
-	if err := stream.Err(); err != nil {
+	if err := stream.Err(); flow != "" && connect.CodeOf(err) == connect.CodeUnimplemented {
+		return errNoFlows
+	} else if err != nil {
 		return err
 	}
 	if !ended && ctx.Err() == nil {
@@ -275,7 +304,11 @@ func (p *tracePrinter) verdict(timeout time.Duration) error {
 		fmt.Fprintf(p.notes, "%d hops are missing: a CPU of a node tells of %d in a second at most\n", p.all.Suppressed, abi.TracedPerSecond)
 	}
 	if len(p.all.Packets) == 0 {
-		return fmt.Errorf("no packet took chain %s within %s; send some, or wait longer with --timeout", p.all.Chain, timeout)
+		of := ""
+		if p.all.Flow != "" {
+			of = " of flow " + p.all.Flow
+		}
+		return fmt.Errorf("no packet%s took chain %s within %s; send some, or wait longer with --timeout", of, p.all.Chain, timeout)
 	}
 	if p.all.TimedOut {
 		fmt.Fprintf(p.notes, "only %d packets came within %s\n", len(p.all.Packets), timeout)

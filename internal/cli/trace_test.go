@@ -1,7 +1,12 @@
 package cli
 
 import (
+	"bytes"
+	"net"
+	"net/http"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,6 +15,7 @@ import (
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
 )
 
 // What a trace shows of a packet that arrives, and of one that is refused.
@@ -79,5 +85,37 @@ chain web, forward: path 0xf2b9a3b7, epoch 3
 	p.all.Packets = nil
 	if err := p.verdict(time.Minute); err == nil || !strings.Contains(err.Error(), "no packet took chain web within 1m0s") {
 		t.Errorf("none came: %v", err)
+	}
+	p.all.Flow = "any,any,tcp"
+	if err := p.verdict(time.Minute); err == nil || !strings.Contains(err.Error(), "no packet of flow any,any,tcp took chain web within 1m0s") {
+		t.Errorf("none of a flow came: %v", err)
+	}
+}
+
+// A controller that knows no flows would trace all packets: it does not have the call.
+func TestAFlowIsNotTracedByAControllerThatKnowsNone(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var called atomic.Value
+	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		called.Store(r.URL.Path)
+		http.NotFound(w, r) // as connect answers a call that a service does not have
+	})}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	defer func() {
+		server.Close()
+		<-ended
+	}()
+	var out, errs bytes.Buffer
+	code := command.Run(t.Context(), NewRootCommand(), []string{"trace", "web", "--flow", "any,any,tcp", "--controller", "unix:" + at}, strings.NewReader(""), &out, &errs)
+	if code != command.ExitFailed || !strings.Contains(errs.String(), "the controller is of an earlier version, which cannot trace a flow; update it, or leave --flow out") {
+		t.Errorf("exit code %d, %s", code, errs.String())
+	}
+	if called.Load() != waystampv1connect.AdminTraceFlowProcedure {
+		t.Errorf("it called %v", called.Load())
 	}
 }

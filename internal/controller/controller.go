@@ -385,6 +385,7 @@ type session struct {
 	local, remote netip.AddrPort // of the connection, as this controller sees it; not valid: it is known to none
 	lacks         []string       // what the node's plan asks for, and its agent does not know
 	traces        bool           // its agent can trace packets
+	flows         bool           // and those of a flow
 	stream        *int           // which stream it is of; its address counts
 }
 

@@ -244,7 +244,7 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 		return err
 	}
 	opened := sessionOf(ctx)
-	opened.traces = r.Msg.Traces
+	opened.traces, opened.flows = r.Msg.Traces, r.Msg.Traces && r.Msg.TraceFlows
 	opened.stream = new(int)
 	s.c.session(name, 1, opened)
 	defer s.c.session(name, -1, session{})
@@ -280,7 +280,7 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 			}
 			drains = wanted
 		}
-		orders, reordered := s.c.traces.orders(name)
+		orders, reordered := s.c.traces.orders(name, r.Msg.TraceFlows)
 		if r.Msg.Traces && !slices.EqualFunc(orders, ordered, func(a, b *v1.TraceOrder) bool { return proto.Equal(a, b) }) {
 			if err := stream.Send(&v1.PlansResponse{Traces: &v1.Traces{Orders: orders}}); err != nil {
 				return err

@@ -62,6 +62,7 @@ type traces struct {
 // trace is one call of Admin.Trace.
 type trace struct {
 	packets int
+	flow    bool // of a flow alone
 	paths   []*tracedPath
 	news    chan struct{} // something has come
 	expired bool
@@ -77,7 +78,8 @@ type tracedPath struct {
 	held    []*tracedPacket // the earliest first
 	told    int             // packets that the caller has been sent
 	toldOf  map[tracedID]bool
-	asked   bool // headends are still asked for packets
+	flow    string // as in its orders; empty: all packets
+	asked   bool   // headends are still asked for packets
 	headend []string
 }
 
@@ -101,8 +103,9 @@ func (t *traces) changedLocked() {
 	t.reorders = make(chan struct{})
 }
 
-// orders are what a node is asked for, and a channel that is closed when that may have changed.
-func (t *traces) orders(node string) (out []*v1.TraceOrder, changed <-chan struct{}) {
+// orders are what a node is asked for, and a channel that is closed when that may have changed. Who knows no flows
+// would trace all packets instead, and is not asked for one.
+func (t *traces) orders(node string, flows bool) (out []*v1.TraceOrder, changed <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.reorders == nil {
@@ -110,8 +113,8 @@ func (t *traces) orders(node string) (out []*v1.TraceOrder, changed <-chan struc
 	}
 	for _, x := range t.open {
 		for _, p := range x.paths {
-			if p.asked && slices.Contains(p.headend, node) {
-				out = append(out, &v1.TraceOrder{Id: p.order, Path: p.path, Packets: uint32(x.packets)})
+			if p.asked && slices.Contains(p.headend, node) && (flows || p.flow == "") {
+				out = append(out, &v1.TraceOrder{Id: p.order, Path: p.path, Packets: uint32(x.packets), Flow: p.flow})
 			}
 		}
 	}
@@ -399,13 +402,30 @@ func placeName(p plan.Path, position int) string {
 
 // Trace implements the service.
 func (s admin) Trace(ctx context.Context, r *connect.Request[v1.TraceRequest], stream *connect.ServerStream[v1.TraceResponse]) error {
-	x, begun, err := s.c.newTrace(ctx, r.Msg)
+	return s.trace(ctx, waystampv1connect.AdminTraceProcedure, r.Msg, model.Flow{}, stream)
+}
+
+// TraceFlow implements the service.
+func (s admin) TraceFlow(ctx context.Context, r *connect.Request[v1.TraceFlowRequest], stream *connect.ServerStream[v1.TraceResponse]) error {
+	f, err := model.ParseFlow(r.Msg.Flow)
+	if err != nil {
+		return refuse(connect.CodeInvalidArgument, "the flow: %s", short(err.Error()))
+	}
+	if r.Msg.Trace == nil {
+		return refuse(connect.CodeInvalidArgument, "the request says nothing of the trace")
+	}
+	return s.trace(ctx, waystampv1connect.AdminTraceFlowProcedure, r.Msg.Trace, f, stream)
+}
+
+// trace is a trace of all packets, or of a flow that is not zero.
+func (s admin) trace(ctx context.Context, procedure string, r *v1.TraceRequest, f model.Flow, stream *connect.ServerStream[v1.TraceResponse]) error {
+	x, begun, err := s.c.newTrace(ctx, r, f)
 	if err != nil {
 		return err
 	}
 	timeout := traceTimeout
-	if r.Msg.TimeoutSeconds != 0 {
-		timeout = time.Duration(r.Msg.TimeoutSeconds) * time.Second
+	if r.TimeoutSeconds != 0 {
+		timeout = time.Duration(r.TimeoutSeconds) * time.Second
 	}
 	if timeout > traceTimeoutMax {
 		return refuse(connect.CodeInvalidArgument, "a trace waits %s for packets at most; have %s", traceTimeoutMax, timeout)
@@ -414,14 +434,17 @@ func (s admin) Trace(ctx context.Context, r *connect.Request[v1.TraceRequest], s
 		return err
 	}
 	defer s.c.traces.end(x)
-	who := callerOf(ctx)
-	s.c.note(auditLine{Who: who.String(), From: who.remote, Via: who.via, Call: waystampv1connect.AdminTraceProcedure, About: short(r.Msg.Chain), Result: "begun"}, true)
+	who, about := callerOf(ctx), short(r.Chain)
+	if f != (model.Flow{}) {
+		about += " flow " + f.String()
+	}
+	s.c.note(auditLine{Who: who.String(), From: who.remote, Via: who.via, Call: procedure, About: about, Result: "begun"}, true)
 	if err := stream.Send(&v1.TraceResponse{Begun: begun}); err != nil {
 		return err
 	}
 	expires := time.After(timeout)
 	for {
-		if err := s.c.authorize(ctx, waystampv1connect.AdminTraceProcedure); err != nil { // he may have been removed
+		if err := s.c.authorize(ctx, procedure); err != nil { // he may have been removed
 			return err
 		}
 		packets, done, again := s.c.traces.take(x)
@@ -446,8 +469,8 @@ func (s admin) Trace(ctx context.Context, r *connect.Request[v1.TraceRequest], s
 }
 
 // newTrace finds what is to be traced, and says who will not tell of it.
-func (c *Controller) newTrace(ctx context.Context, r *v1.TraceRequest) (*trace, *v1.TraceBegun, error) {
-	x := &trace{packets: cmp.Or(int(r.Packets), tracePackets), news: make(chan struct{}, 1)}
+func (c *Controller) newTrace(ctx context.Context, r *v1.TraceRequest, f model.Flow) (*trace, *v1.TraceBegun, error) {
+	x := &trace{packets: cmp.Or(int(r.Packets), tracePackets), flow: f != (model.Flow{}), news: make(chan struct{}, 1)}
 	if r.Packets > event.TracePacketsMax {
 		return nil, nil, refuse(connect.CodeInvalidArgument, "a trace has %d packets at most; have %d", event.TracePacketsMax, r.Packets)
 	}
@@ -468,6 +491,16 @@ func (c *Controller) newTrace(ctx context.Context, r *v1.TraceRequest) (*trace, 
 			t := &tracedPath{path: p.Path, plans: map[uint8]plan.Path{}, toldOf: map[tracedID]bool{}, asked: true}
 			for _, in := range p.Ingress {
 				t.headend = append(t.headend, in.Node)
+			}
+			if x.flow {
+				of := f
+				if p.Direction == model.Reverse {
+					of = f.Reverse()
+				}
+				if !of.Meets(p.Match) {
+					return nil, nil, refuse(connect.CodeInvalidArgument, "%s takes %s, and no packet of flow %s; name a flow that it takes, from the source of the forward direction to its destination", p, p.Match, of)
+				}
+				t.flow = of.String()
 			}
 			x.paths = append(x.paths, t)
 			begun.Paths = append(begun.Paths, describePath(p, t.headend))
@@ -519,12 +552,23 @@ func (c *Controller) whoCannotTell(x *trace, paths []plan.Path) (warnings []stri
 		}
 		return ""
 	}
+	whyHeadend := func(node string) string {
+		if w := why(node); w != "" || !x.flow || sessions[node].flows {
+			return w
+		}
+		return "has an agent of an earlier version, which cannot trace a flow"
+	}
 	said := map[string]bool{}
 	for _, t := range x.paths {
 		i := slices.IndexFunc(paths, func(p plan.Path) bool { return p.Path == t.path })
 		p := paths[i]
-		if !slices.ContainsFunc(t.headend, func(n string) bool { return why(n) == "" }) {
-			return nil, refuse(connect.CodeFailedPrecondition, "%s: no packet can be traced: its headend %s %s", p, t.headend[0], why(t.headend[0]))
+		if !slices.ContainsFunc(t.headend, func(n string) bool { return whyHeadend(n) == "" }) {
+			return nil, refuse(connect.CodeFailedPrecondition, "%s: no packet can be traced: its headend %s %s", p, t.headend[0], whyHeadend(t.headend[0]))
+		}
+		for _, n := range t.headend {
+			if why(n) == "" && whyHeadend(n) != "" && !said[n] {
+				warnings = append(warnings, fmt.Sprintf("node %s %s: packets that enter there are not traced", n, whyHeadend(n)))
+			}
 		}
 		nodes := slices.Clone(t.headend)
 		for _, h := range p.Hops[1:] {

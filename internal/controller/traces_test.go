@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -26,8 +27,23 @@ type tracing struct {
 
 func (w *world) trace(r *v1.TraceRequest) (*tracing, *v1.TraceBegun) {
 	w.Helper()
+	return w.traced(func(ctx context.Context) (*connect.ServerStreamForClient[v1.TraceResponse], error) {
+		return w.admin.Trace(ctx, connect.NewRequest(r))
+	})
+}
+
+// traceFlow is a trace of a flow.
+func (w *world) traceFlow(r *v1.TraceRequest, flow string) (*tracing, *v1.TraceBegun) {
+	w.Helper()
+	return w.traced(func(ctx context.Context) (*connect.ServerStreamForClient[v1.TraceResponse], error) {
+		return w.admin.TraceFlow(ctx, connect.NewRequest(&v1.TraceFlowRequest{Trace: r, Flow: flow}))
+	})
+}
+
+func (w *world) traced(call func(context.Context) (*connect.ServerStreamForClient[v1.TraceResponse], error)) (*tracing, *v1.TraceBegun) {
+	w.Helper()
 	ctx, cancel := context.WithCancel(w.Context())
-	stream, err := w.admin.Trace(ctx, connect.NewRequest(r))
+	stream, err := call(ctx)
 	w.must(err)
 	t := &tracing{w, stream, cancel}
 	w.Cleanup(func() {
@@ -242,4 +258,64 @@ func TestANodeCannotCrowdOutATrace(t *testing.T) {
 	if h, err := readHop("r1", []byte(`{"node":"r2","later":1}`)); err != nil || h.Node != "r1" {
 		t.Errorf("%v, %v", h, err)
 	}
+}
+
+// The headends of both directions are asked for the flow as they see it, and an agent that knows no flows for nothing: it would
+// trace all packets.
+func TestAHeadendIsAskedForAFlow(t *testing.T) {
+	w, agents := domain(t)
+	w.until("drained", drained)
+	match := agents["r1"].now().Headends[0].Match
+	if agents["r1"].now().Headends[0].Direction != model.Forward {
+		match = agents["r1"].now().Headends[1].Match
+	}
+	to := match.Destination.Addr()
+	flow := model.Flow{Source: netip.MustParsePrefix("2001:db8:7::/64"), Destination: netip.PrefixFrom(to, 128), Protocol: 6, SourcePort: 1025, DestinationPort: 443}
+	x, begun := w.traceFlow(&v1.TraceRequest{Chain: "web", Packets: 2, TimeoutSeconds: 3600}, flow.String())
+	if len(begun.Paths) != 2 || len(begun.Warnings) != 0 {
+		t.Errorf("begun with %v", begun)
+	}
+	if have := agents["r1"].ordered(1)[0]; have.Flow != flow || have.Packets != 2 {
+		t.Errorf("r1 is asked for %+v, want flow %s", have, flow)
+	}
+	if have := agents["r3"].ordered(1)[0]; have.Flow != flow.Reverse() {
+		t.Errorf("r3 is asked for %+v, want flow %s", have, flow.Reverse())
+	}
+	// One that was there and goes on as a version that knows no flows.
+	agents["r1"].stop()
+	w.until("r1 is away", func(s *v1.State) bool { return nodeIn(s, "r1").State == nodeAway })
+	agents["r1"].noFlows = true
+	agents["r1"].run("")
+	w.until("r1 is back", func(s *v1.State) bool { return nodeIn(s, "r1").State == nodeReady })
+	// The stream to r1 begins with its orders; a plan of another epoch comes behind them.
+	w.until("rotated", settled(w.rotate()))
+	if have := agents["r1"].member.Traces(); len(have) != 0 {
+		t.Errorf("r1 knows no flows, and is asked for %+v", have)
+	}
+	agents["r3"].ordered(1)
+	x.stop()
+	agents["r3"].ordered(0)
+
+	refused := func(r *v1.TraceFlowRequest, code connect.Code, want string) {
+		t.Helper()
+		stream, err := w.admin.TraceFlow(t.Context(), connect.NewRequest(r))
+		w.must(err)
+		defer stream.Close()
+		if stream.Receive() || connect.CodeOf(stream.Err()) != code || !strings.Contains(stream.Err().Error(), want) {
+			t.Errorf("%v: %v, %v; want %s and %q", r, stream.Msg(), stream.Err(), code, want)
+		}
+	}
+	forward := &v1.TraceRequest{Chain: "web", Direction: "forward", TimeoutSeconds: 3600}
+	refused(&v1.TraceFlowRequest{Trace: forward, Flow: flow.String()}, connect.CodeFailedPrecondition, "its headend r1 has an agent of an earlier version, which cannot trace a flow")
+	refused(&v1.TraceFlowRequest{Trace: forward, Flow: "any,2001:db8:ffff::1,tcp"}, connect.CodeInvalidArgument, "and no packet of flow any,2001:db8:ffff::1,tcp")
+	refused(&v1.TraceFlowRequest{Trace: &v1.TraceRequest{Chain: "web", Direction: "reverse"}, Flow: flow.Reverse().String()}, connect.CodeInvalidArgument, "and no packet of flow "+flow.String())
+	refused(&v1.TraceFlowRequest{Trace: forward, Flow: "any,any"}, connect.CodeInvalidArgument, "the flow: ")
+	refused(&v1.TraceFlowRequest{Trace: forward}, connect.CodeInvalidArgument, "the flow: ")
+	refused(&v1.TraceFlowRequest{Flow: flow.String()}, connect.CodeInvalidArgument, "says nothing of the trace")
+	// All packets it can trace.
+	y, _ := w.trace(&v1.TraceRequest{Chain: "web", Direction: "forward", Packets: 1, TimeoutSeconds: 3600})
+	if have := agents["r1"].ordered(1)[0]; have.Flow != (model.Flow{}) || have.Packets != 1 {
+		t.Errorf("r1 is asked for %+v, want all packets", have)
+	}
+	y.stop()
 }

@@ -145,6 +145,7 @@ type fake struct {
 	silent   bool // it does not acknowledge
 	released []member.Report
 	before   bool                 // it tells of no numbers, as an agent of before
+	noFlows  bool                 // it traces no flows, as an agent of before
 	knows    []string             // what its agent says that it knows; nil: everything
 	refuses  func(plan.Node) bool // plans that its kernel does not take; nil: none
 	inForce  member.Report
@@ -174,7 +175,7 @@ func (f *fake) run(token string) {
 	var err error
 	f.member, err = member.Open(member.Config{
 		Controllers: f.w.listens(), Token: token, Dir: f.dir, Node: f.name, Log: f.w.log.With("agent", f.name),
-		Received: f.received, Transport: f.record, Knows: f.knows, NoDrains: f.before, Now: f.clock,
+		Received: f.received, Transport: f.record, Knows: f.knows, NoDrains: f.before, NoFlows: f.noFlows, Now: f.clock,
 	})
 	f.w.must(err)
 	if b, err := os.ReadFile(f.member.PlanFile()); err == nil { // as an agent does that starts again

@@ -24,7 +24,7 @@ type tracing struct {
 // entry is the entry of a trace; -1: none.
 func (t *tracing) entry(w event.Trace) int { return slices.Index(t.wanted[:], w) }
 
-// Trace sets the traces at headends of this node: of each path the next packets, so many, get the O-flag, over labels the flag of their word. A trace that
+// Trace sets the traces at headends of this node: of each path the next packets, or those of a flow, so many, get the O-flag, over labels the flag of their word. A trace that
 // was wanted already goes on. It returns an error for each trace that it does not take, and takes the others.
 func (d *Dataplane) Trace(wanted []event.Trace) error {
 	d.mu.Lock()
@@ -37,7 +37,7 @@ func (d *Dataplane) Trace(wanted []event.Trace) error {
 	for i, w := range t.wanted {
 		if w.Packets != 0 && !slices.Contains(wanted, w) {
 			t.wanted[i] = event.Trace{}
-			errs = append(errs, d.leaveLocked(i, 0))
+			errs = append(errs, d.leaveLocked(i, abi.Trace{}))
 		}
 	}
 	errs = append(errs, d.markLocked()) // no headend names an entry that another trace gets
@@ -67,16 +67,22 @@ func (d *Dataplane) beginLocked(w event.Trace) error {
 	if i < 0 {
 		return fmt.Errorf("trace of path %#x: %d traces are under way at this node; one more is not possible", w.Path, abi.Traces)
 	}
-	if err := d.leaveLocked(i, w.Packets); err != nil {
+	// The flow before the packets: a program on another CPU may have the entry still.
+	entry := tables.EncodeTrace(w.Flow)
+	if err := d.leaveLocked(i, entry); err != nil {
+		return err
+	}
+	entry.Left = int64(w.Packets)
+	if err := d.leaveLocked(i, entry); err != nil {
 		return err
 	}
 	d.tracing.wanted[i] = w
 	return nil
 }
 
-// leaveLocked sets the packets of a trace that are left.
-func (d *Dataplane) leaveLocked(entry, packets int) error {
-	if err := d.gen.maps[tables.MapTraces].Put(uint32(entry), abi.Trace{Left: int64(packets)}); err != nil {
+// leaveLocked sets an entry of ws_traces: the packets that are left, and their flow.
+func (d *Dataplane) leaveLocked(entry int, left abi.Trace) error {
+	if err := d.gen.maps[tables.MapTraces].Put(uint32(entry), left); err != nil {
 		return fmt.Errorf("write to map %s: %w", tables.MapTraces, err)
 	}
 	return nil

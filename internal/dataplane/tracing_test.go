@@ -51,16 +51,17 @@ func TestATraceOutlivesChangesOfThePlan(t *testing.T) {
 		return nil
 	}
 	d := b.open()
-	trace := event.Trace{ID: 1, Path: 1, Packets: 3}
+	trace := event.Trace{ID: 1, Path: 1, Packets: 3, Flow: model.Flow{Source: xtest.Prefix("fd00::1/128")}}
 	if err := d.Trace([]event.Trace{trace}); err == nil || !strings.Contains(err.Error(), "no plan is in force") {
 		t.Errorf("without a plan: %v", err)
 	}
 	next := b.traced(d)
 	b.must(b.apply(d, bedNode()))
-	packet := plainPacket("fd00::1", "2001:db8:1::1")
+	packet, other := plainPacket("fd00::1", "2001:db8:1::1"), plainPacket("fd00::2", "2001:db8:1::1")
 	hop := func(epoch uint8) {
 		t.Helper()
 		before := time.Now()
+		b.runEdge(d, other) // not of the flow
 		b.runEdge(d, packet)
 		h := next()
 		if h.Node != "r1" || h.Hook != "tc" || h.Path != 1 || h.Epoch != epoch || h.Position != 0 || h.Verified || len(h.Before) != 0 || len(h.After) != 8 || h.Scheme != "keyed" {
@@ -114,6 +115,7 @@ func TestATraceOutlivesChangesOfThePlan(t *testing.T) {
 	}
 	// Another one of the same path begins anew. What came before it is all that came.
 	again := event.Trace{ID: 2, Path: 1, Packets: 1}
+	again.Flow.Source = xtest.Prefix("fd00::/127") // without the other packet
 	b.must(d.Trace([]event.Trace{again}))
 	hop(1)
 

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // TracePacketsMax is the highest number of packets of a trace: all their events fit the limit of a CPU of a node that is each of a
@@ -31,9 +32,11 @@ type Hop struct {
 	Suppressed uint32 `json:"suppressed,omitempty"`
 }
 
-// Trace asks the headends of a path to set the O-flag in its next packets.
+// Trace asks the headends of a path to set the O-flag in its next packets, or in those of a flow.
 type Trace struct {
 	ID      uint64 // of the trace: another one of the same path counts its packets anew
 	Path    uint32
 	Packets int // that are still to be traced, 1 at least
+	// Flow selects the packets; zero: all of the path.
+	Flow model.Flow
 }

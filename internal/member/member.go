@@ -72,6 +72,8 @@ type Config struct {
 	Knows []string
 	// NoDrains: the agent tells nothing of numbers, as one of before. For tests.
 	NoDrains bool
+	// NoFlows: the agent traces no flows, as one of before. For tests.
+	NoFlows bool
 }
 
 // Report describes the plan in a node's kernel.
@@ -736,7 +738,7 @@ func (m *Member) renew(ctx context.Context, id *nodeIdentity) (*nodeIdentity, er
 // follow puts each plan on disk that the controller sends.
 func (m *Member) follow(ctx context.Context, c client, id *nodeIdentity) error {
 	have, digest := m.onDisk()
-	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: m.pinsOf(id), Knows: m.cfg.Knows, Traces: true, Drains: !m.cfg.NoDrains}))
+	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: m.pinsOf(id), Knows: m.cfg.Knows, Traces: true, Drains: !m.cfg.NoDrains, TraceFlows: !m.cfg.NoFlows}))
 	if err != nil {
 		return err
 	}

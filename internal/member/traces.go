@@ -1,10 +1,12 @@
 package member
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 
 	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/model"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 )
 
@@ -28,7 +30,16 @@ func (m *Member) TracesChanged() <-chan struct{} { return m.orders.changed }
 func (m *Member) order(t *v1.Traces) {
 	var wanted []event.Trace
 	for _, o := range t.GetOrders() {
-		wanted = append(wanted, event.Trace{ID: o.Id, Path: o.Path, Packets: int(min(o.Packets, event.TracePacketsMax))})
+		w := event.Trace{ID: o.Id, Path: o.Path, Packets: int(min(o.Packets, event.TracePacketsMax))}
+		if o.Flow != "" {
+			f, err := model.ParseFlow(o.Flow)
+			if err != nil { // not all packets instead
+				m.cfg.Log.Error("the controller wants a flow traced, which this agent cannot read; it traces nothing of it", "path", fmt.Sprintf("%#x", o.Path), "err", err)
+				continue
+			}
+			w.Flow = f
+		}
+		wanted = append(wanted, w)
 	}
 	m.orders.mu.Lock()
 	same := slices.Equal(m.orders.wanted, wanted)

@@ -330,3 +330,23 @@ func EncodeDst(p netip.Prefix) DstKey {
 func EncodeSrc(class uint32, p netip.Prefix) SrcKey {
 	return SrcKey{Class: class, Prefixlen: bitsOf(p), Addr: p.Masked().Addr().As16()}
 }
+
+// EncodeTrace is an entry of ws_traces without packets; a zero flow takes all packets of the path.
+func EncodeTrace(f model.Flow) abi.Trace {
+	if f == (model.Flow{}) {
+		return abi.Trace{}
+	}
+	t := abi.Trace{Sport: abi.BE16(f.SourcePort), Dport: abi.BE16(f.DestinationPort), Protocol: uint8(f.Protocol), Flow: 1}
+	t.Src, t.SrcMask = wordsOf(f.Source)
+	t.Dst, t.DstMask = wordsOf(f.Destination)
+	return t
+}
+
+// wordsOf are the address of a prefix and its mask; not valid: a mask without a bit.
+func wordsOf(p netip.Prefix) (addr, mask [2]uint64) {
+	if !p.IsValid() {
+		return addr, mask
+	}
+	n := int(bitsOf(p))
+	return Words(p.Masked().Addr()), [2]uint64{UpperMask(n), UpperMask(max(0, n-64))}
+}

@@ -3,6 +3,10 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -38,6 +42,9 @@ func TestAChainIsTracedHopByHop(t *testing.T) {
 		frames, packets := chainIsTraced(t, filtered.Replace(paper), func(frame []byte) bool {
 			p, err := srv6.DecodeFrame(frame)
 			return err == nil && p.SRH != nil
+		}, func(frame []byte) bool {
+			p, err := srv6.DecodeFrame(frame)
+			return err == nil && p.SRH.Flags == srv6.FlagOAM
 		})
 		// tshark reads the flags.
 		file := pcap(t, frames)
@@ -62,6 +69,9 @@ func TestAChainIsTracedHopByHop(t *testing.T) {
 		frames, packets := chainIsTraced(t, labelledText(t, filtered.Replace(paper)), func(frame []byte) bool {
 			_, ok := flags(frame)
 			return ok
+		}, func(frame []byte) bool {
+			is, _ := flags(frame)
+			return is == mpls.FlagTrace
 		})
 		flagged := 0
 		for _, f := range frames {
@@ -80,7 +90,7 @@ func TestAChainIsTracedHopByHop(t *testing.T) {
 }
 
 // chainIsTraced returns the frames of the chain at r2, and how many of them a trace asked for.
-func chainIsTraced(t *testing.T, text string, ofChain func(frame []byte) bool) (frames [][]byte, traced int) {
+func chainIsTraced(t *testing.T, text string, ofChain, isFlagged func(frame []byte) bool) (frames [][]byte, traced int) {
 	c := buildControlled(t, text)
 	defer c.close()
 	c.start()
@@ -97,14 +107,17 @@ func chainIsTraced(t *testing.T, text string, ofChain func(frame []byte) bool) (
 		return bytes.Clone(frame), ofChain(frame)
 	})
 
-	// trace runs the command while echo requests of a size go from h1 to h2.
-	trace := func(size, code int, args ...string) (out api.TraceOutput) {
+	pings := func(size int) func() {
+		return func() { c.ping("h1", "h2", lab.PingConfig{Count: 1, Size: size, Timeout: lostTime}) }
+	}
+	// trace runs the command while packets go from h1 to h2.
+	trace := func(send func(), code int, args ...string) (out api.TraceOutput) {
 		t.Helper()
 		p := start(t, append([]string{"trace", "web", "-o", "json", "--timeout", "2m", "--controller", "unix:" + c.dir + "/operators"}, args...)...)
 		ended := make(chan result, 1)
 		go func() { ended <- p.wait() }()
 		for {
-			c.ping("h1", "h2", lab.PingConfig{Count: 1, Size: size, Timeout: lostTime})
+			send()
 			select {
 			case r := <-ended:
 				if r.code != code {
@@ -117,7 +130,7 @@ func chainIsTraced(t *testing.T, text string, ofChain func(frame []byte) bool) (
 		}
 	}
 	const packets = 2
-	both := trace(56, 0, "--direction", "both", "--packets", "2")
+	both := trace(pings(56), 0, "--direction", "both", "--packets", "2")
 	if len(both.Paths) != 2 || len(both.Packets) != 2*packets || both.TimedOut || both.Foreign != 0 || len(both.Warnings) != 0 {
 		t.Fatalf("%+v", both)
 	}
@@ -147,13 +160,49 @@ func chainIsTraced(t *testing.T, text string, ofChain func(frame []byte) bool) (
 		t.Errorf("packets %v", numbers)
 	}
 
+	// Of two flows and echo requests one flow is traced.
+	const ofFlow = 3
+	flows := map[string]*net.UDPConn{}
+	for _, port := range []uint16{4001, 4002} {
+		flows[fmt.Sprintf("flow of port %d", port)] = c.udp("h1", "udp", netip.AddrPortFrom(c.addr("h1"), port).String())
+	}
+	to := netip.AddrPortFrom(c.addr("h2"), 9)
+	c.udp("h2", "udp", to.String()) // without it h2 would answer with errors
+	flow := fmt.Sprintf("%s,%s,udp,4001,9", c.addr("h1"), c.addr("h2"))
+	one := trace(func() {
+		for text, from := range flows {
+			_, err := from.WriteToUDPAddrPort([]byte(text), to)
+			must(t, err)
+		}
+		pings(56)()
+	}, 0, "--packets", "3", "--flow", flow)
+	if len(one.Paths) != 1 || one.Flow != flow || len(one.Packets) != ofFlow || one.TimedOut || one.Foreign != 0 || len(one.Warnings) != 0 {
+		t.Errorf("%+v", one)
+	}
+	for _, k := range one.Packets {
+		if k.Outcome != "verified" || len(k.Hops) != len(ways["forward"]) {
+			t.Errorf("%+v", k)
+		}
+	}
+	of := map[string]int{}
+	for _, frame := range wire.soFar() {
+		for text := range flows {
+			if bytes.Contains(frame, []byte(text)) && isFlagged(frame) {
+				of[text]++
+			}
+		}
+	}
+	if want := map[string]int{"flow of port 4001": ofFlow}; !maps.Equal(of, want) {
+		t.Errorf("flagged at r2: %v, want %v", of, want)
+	}
+
 	// Its stamp is missing at the function that dropped it, and at all behind.
-	lost := trace(800, 4, "--packets", "1")
+	lost := trace(pings(800), 4, "--packets", "1")
 	if len(lost.Packets) != 1 || lost.Packets[0].Outcome != "lost" || len(lost.Packets[0].Hops) != 2 ||
 		lost.Packets[0].Sentence != "the last hop was position 1 (r2, fw); position 2 (r3, filter) has not told of it, and no node of a refusal" {
 		t.Errorf("%+v", lost.Packets)
 	}
 
 	c.checkRefusals()
-	return wire.soFar(), packets + 1 // at r2 there are those of the forward path
+	return wire.soFar(), packets + ofFlow + 1 // at r2 there are those of the forward path
 }

@@ -314,9 +314,13 @@ func TestTheControllersPageDoesWhatItSays(t *testing.T) {
 	trace := page.next("waystamp trace web")
 	load := at["h1"].start(ctx, "ping -i 0.2 2001:db8:2::2")
 	said := c.run(ctx, trace.commands)
-	load.end()
 	if strings.Count(said, "has verified it") != 3 || strings.Count(said, "(headend)") != 3 {
 		t.Errorf("a trace:\n%s\nwant three packets, verified", said)
+	}
+	said = c.run(ctx, page.next("waystamp trace web --packets 2 --flow").commands)
+	load.end()
+	if strings.Count(said, "has verified it") != 2 {
+		t.Errorf("a trace of a flow:\n%s\nwant two packets, verified", said)
 	}
 
 	// Give chains fresh secrets.

@@ -314,14 +314,24 @@ struct ws_headend {
 };
 _Static_assert(sizeof(struct ws_headend) == 456, "ws_headend is ABI");
 
-/* ws_traces: the traces of paths whose headend this node is. The headend
- * sets the O-flag in the next packets of the path; see ws_traced.
+/* ws_traces: the traces of paths whose headend this node is. The headend sets
+ * the O-flag in the next packets of the path, or of a flow on it; see ws_traced.
  */
 #define WS_TRACES 8
 struct ws_trace {
 	__s64 left; /* packets; programs count them down; 0 or less: none */
+	/* The flow, if the trace is of one. Bits outside of a mask are 0. */
+	__be64 src[2]; /* IPv4: ::ffff:a.b.c.d */
+	__be64 src_mask[2];
+	__be64 dst[2];
+	__be64 dst_mask[2];
+	__be16 sport; /* 0: any, and packets without */
+	__be16 dport;
+	__u8 protocol; /* 0: any */
+	__u8 flow; /* 1: packets of the flow; 0: all packets of the path */
+	__u8 pad[2];
 };
-_Static_assert(sizeof(struct ws_trace) == 8, "ws_trace is ABI");
+_Static_assert(sizeof(struct ws_trace) == 80, "ws_trace is ABI");
 
 /* ws_paths: the key is a path whose headend this node is,
  * the value the index of its entry in ws_headends.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Traced packets: a headend sets the O-flag (RFC 9259 2.1) in some packets of a
- * path, and each position that stamps or verifies such a packet sends an event.
+ * path (lib/sr/headend_trace.h), and each position that stamps or verifies such a packet sends an event.
  * The flag changes nothing else: no proof covers it.
  */
 #pragma once
@@ -12,26 +12,6 @@
 #include "lib/wire/net.h"
 
 #define TRACE_SECOND_NS 1000000000ULL
-
-/* Counts a packet of the trace with this number, from 1.
- * False: the trace has had its packets.
- */
-static __noinline bool trace_count(__u32 trace)
-{
-	__u32 index = trace - 1;
-	struct ws_trace *t = bpf_map_lookup_elem(&ws_traces, &index);
-
-	/* Other CPUs count too. The first test keeps it from falling for ever. */
-	return t && t->left > 0 && __sync_fetch_and_add(&t->left, -1) > 0;
-}
-
-/* At a headend: is the packet one that a trace asks for? */
-static __always_inline bool trace_takes(const struct ws_headend *h)
-{
-	__u32 trace = h->trace;
-
-	return trace && trace_count(trace);
-}
 
 /* A function of its own, so that its prototype carries struct ws_traced
  * into the object's BTF, from which user space's type is generated.

@@ -12,6 +12,7 @@
 #include "lib/proof/stamp.h"
 #include "lib/proof/trace.h"
 #include "lib/reason.h"
+#include "lib/sr/headend_trace.h"
 #include "lib/wire/cursor.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
@@ -71,7 +72,7 @@ static __always_inline bool headend_finish(ctx_t *ctx,
 					   const struct ws_headend *h,
 					   const struct headend_packet *pkt)
 {
-	bool traced = trace_takes(h);
+	bool traced = trace_takes(ctx, h, pkt->outer_len, pkt->is_ip4);
 	struct proof_tlv *tlv = outer_finish(ctx_cursor(ctx), pkt->outer_len,
 					     pkt->inner_len, pkt->is_ip4,
 					     pkt->marks, traced);

@@ -2335,6 +2335,58 @@ func (x *TraceRequest) GetTimeoutSeconds() uint32 {
 	return 0
 }
 
+type TraceFlowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Trace         *TraceRequest          `protobuf:"bytes,1,opt,name=trace,proto3" json:"trace,omitempty"`
+	Flow          string                 `protobuf:"bytes,2,opt,name=flow,proto3" json:"flow,omitempty"` // as of the chain's forward packets: SRC,DST,PROTO or SRC,DST,PROTO,SPORT,DPORT, with any
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceFlowRequest) Reset() {
+	*x = TraceFlowRequest{}
+	mi := &file_waystamp_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceFlowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceFlowRequest) ProtoMessage() {}
+
+func (x *TraceFlowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceFlowRequest.ProtoReflect.Descriptor instead.
+func (*TraceFlowRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *TraceFlowRequest) GetTrace() *TraceRequest {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
+}
+
+func (x *TraceFlowRequest) GetFlow() string {
+	if x != nil {
+		return x.Flow
+	}
+	return ""
+}
+
 // TraceResponse is one of these.
 type TraceResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2347,7 +2399,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2411,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2424,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{38}
+	return file_waystamp_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TraceResponse) GetBegun() *TraceBegun {
@@ -2406,7 +2458,7 @@ type TraceBegun struct {
 
 func (x *TraceBegun) Reset() {
 	*x = TraceBegun{}
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2470,7 @@ func (x *TraceBegun) String() string {
 func (*TraceBegun) ProtoMessage() {}
 
 func (x *TraceBegun) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2483,7 @@ func (x *TraceBegun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceBegun.ProtoReflect.Descriptor instead.
 func (*TraceBegun) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{39}
+	return file_waystamp_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TraceBegun) GetPaths() []*TracedPath {
@@ -2464,7 +2516,7 @@ type TracedPath struct {
 
 func (x *TracedPath) Reset() {
 	*x = TracedPath{}
-	mi := &file_waystamp_proto_msgTypes[40]
+	mi := &file_waystamp_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2476,7 +2528,7 @@ func (x *TracedPath) String() string {
 func (*TracedPath) ProtoMessage() {}
 
 func (x *TracedPath) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[40]
+	mi := &file_waystamp_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2489,7 +2541,7 @@ func (x *TracedPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracedPath.ProtoReflect.Descriptor instead.
 func (*TracedPath) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{40}
+	return file_waystamp_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TracedPath) GetPath() uint32 {
@@ -2551,7 +2603,7 @@ type TracedPosition struct {
 
 func (x *TracedPosition) Reset() {
 	*x = TracedPosition{}
-	mi := &file_waystamp_proto_msgTypes[41]
+	mi := &file_waystamp_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2563,7 +2615,7 @@ func (x *TracedPosition) String() string {
 func (*TracedPosition) ProtoMessage() {}
 
 func (x *TracedPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[41]
+	mi := &file_waystamp_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2576,7 +2628,7 @@ func (x *TracedPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracedPosition.ProtoReflect.Descriptor instead.
 func (*TracedPosition) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{41}
+	return file_waystamp_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *TracedPosition) GetNode() string {
@@ -2608,7 +2660,7 @@ type TracedPacket struct {
 
 func (x *TracedPacket) Reset() {
 	*x = TracedPacket{}
-	mi := &file_waystamp_proto_msgTypes[42]
+	mi := &file_waystamp_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +2672,7 @@ func (x *TracedPacket) String() string {
 func (*TracedPacket) ProtoMessage() {}
 
 func (x *TracedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[42]
+	mi := &file_waystamp_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +2685,7 @@ func (x *TracedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracedPacket.ProtoReflect.Descriptor instead.
 func (*TracedPacket) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{42}
+	return file_waystamp_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TracedPacket) GetPath() uint32 {
@@ -2704,7 +2756,7 @@ type TracedHop struct {
 
 func (x *TracedHop) Reset() {
 	*x = TracedHop{}
-	mi := &file_waystamp_proto_msgTypes[43]
+	mi := &file_waystamp_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2716,7 +2768,7 @@ func (x *TracedHop) String() string {
 func (*TracedHop) ProtoMessage() {}
 
 func (x *TracedHop) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[43]
+	mi := &file_waystamp_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2729,7 +2781,7 @@ func (x *TracedHop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracedHop.ProtoReflect.Descriptor instead.
 func (*TracedHop) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{43}
+	return file_waystamp_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TracedHop) GetTime() *timestamppb.Timestamp {
@@ -2818,7 +2870,7 @@ type TracedRefusal struct {
 
 func (x *TracedRefusal) Reset() {
 	*x = TracedRefusal{}
-	mi := &file_waystamp_proto_msgTypes[44]
+	mi := &file_waystamp_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +2882,7 @@ func (x *TracedRefusal) String() string {
 func (*TracedRefusal) ProtoMessage() {}
 
 func (x *TracedRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[44]
+	mi := &file_waystamp_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +2895,7 @@ func (x *TracedRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracedRefusal.ProtoReflect.Descriptor instead.
 func (*TracedRefusal) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{44}
+	return file_waystamp_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TracedRefusal) GetTime() *timestamppb.Timestamp {
@@ -2906,7 +2958,7 @@ type TraceEnded struct {
 
 func (x *TraceEnded) Reset() {
 	*x = TraceEnded{}
-	mi := &file_waystamp_proto_msgTypes[45]
+	mi := &file_waystamp_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +2970,7 @@ func (x *TraceEnded) String() string {
 func (*TraceEnded) ProtoMessage() {}
 
 func (x *TraceEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[45]
+	mi := &file_waystamp_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +2983,7 @@ func (x *TraceEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEnded.ProtoReflect.Descriptor instead.
 func (*TraceEnded) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{45}
+	return file_waystamp_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TraceEnded) GetTimedOut() bool {
@@ -2964,7 +3016,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_waystamp_proto_msgTypes[46]
+	mi := &file_waystamp_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2976,7 +3028,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[46]
+	mi := &file_waystamp_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2989,7 +3041,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{46}
+	return file_waystamp_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DeleteRequest) GetChain() string {
@@ -3007,7 +3059,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_waystamp_proto_msgTypes[47]
+	mi := &file_waystamp_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3019,7 +3071,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[47]
+	mi := &file_waystamp_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3032,7 +3084,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{47}
+	return file_waystamp_proto_rawDescGZIP(), []int{48}
 }
 
 type RotateRequest struct {
@@ -3045,7 +3097,7 @@ type RotateRequest struct {
 
 func (x *RotateRequest) Reset() {
 	*x = RotateRequest{}
-	mi := &file_waystamp_proto_msgTypes[48]
+	mi := &file_waystamp_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3109,7 @@ func (x *RotateRequest) String() string {
 func (*RotateRequest) ProtoMessage() {}
 
 func (x *RotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[48]
+	mi := &file_waystamp_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3122,7 @@ func (x *RotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateRequest.ProtoReflect.Descriptor instead.
 func (*RotateRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{48}
+	return file_waystamp_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RotateRequest) GetChains() []string {
@@ -3096,7 +3148,7 @@ type RotateResponse struct {
 
 func (x *RotateResponse) Reset() {
 	*x = RotateResponse{}
-	mi := &file_waystamp_proto_msgTypes[49]
+	mi := &file_waystamp_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3108,7 +3160,7 @@ func (x *RotateResponse) String() string {
 func (*RotateResponse) ProtoMessage() {}
 
 func (x *RotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[49]
+	mi := &file_waystamp_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3121,7 +3173,7 @@ func (x *RotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateResponse.ProtoReflect.Descriptor instead.
 func (*RotateResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{49}
+	return file_waystamp_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RotateResponse) GetSerial() uint64 {
@@ -3142,7 +3194,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_waystamp_proto_msgTypes[50]
+	mi := &file_waystamp_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3154,7 +3206,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[50]
+	mi := &file_waystamp_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3167,7 +3219,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{50}
+	return file_waystamp_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreateTokenRequest) GetNode() string {
@@ -3201,7 +3253,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_waystamp_proto_msgTypes[51]
+	mi := &file_waystamp_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3265,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[51]
+	mi := &file_waystamp_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3226,7 +3278,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{51}
+	return file_waystamp_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -3252,7 +3304,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_waystamp_proto_msgTypes[52]
+	mi := &file_waystamp_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3316,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[52]
+	mi := &file_waystamp_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3329,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{52}
+	return file_waystamp_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RevokeRequest) GetNode() string {
@@ -3296,7 +3348,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_waystamp_proto_msgTypes[53]
+	mi := &file_waystamp_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3308,7 +3360,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[53]
+	mi := &file_waystamp_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3321,7 +3373,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{53}
+	return file_waystamp_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RevokeResponse) GetBlocked() []string {
@@ -3342,7 +3394,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_waystamp_proto_msgTypes[54]
+	mi := &file_waystamp_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3354,7 +3406,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[54]
+	mi := &file_waystamp_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3367,7 +3419,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{54}
+	return file_waystamp_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -3401,7 +3453,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_waystamp_proto_msgTypes[55]
+	mi := &file_waystamp_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3413,7 +3465,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[55]
+	mi := &file_waystamp_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3426,7 +3478,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{55}
+	return file_waystamp_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *JoinResponse) GetCertificates() [][]byte {
@@ -3451,7 +3503,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_waystamp_proto_msgTypes[56]
+	mi := &file_waystamp_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3463,7 +3515,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[56]
+	mi := &file_waystamp_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3476,7 +3528,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{56}
+	return file_waystamp_proto_rawDescGZIP(), []int{57}
 }
 
 type RenewResponse struct {
@@ -3489,7 +3541,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_waystamp_proto_msgTypes[57]
+	mi := &file_waystamp_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3501,7 +3553,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[57]
+	mi := &file_waystamp_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3514,7 +3566,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{57}
+	return file_waystamp_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RenewResponse) GetCertificates() [][]byte {
@@ -3535,18 +3587,19 @@ type PlansRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // of the plan on the node's disk; 0: none
 	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	Held          []*HeldEpoch           `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`      // the latest of each path in that plan
-	Roots         []string               `protobuf:"bytes,4,rep,name=roots,proto3" json:"roots,omitempty"`    // that the node trusts, by pin as in RootState; the first has signed its certificate
-	Knows         []string               `protobuf:"bytes,5,rep,name=knows,proto3" json:"knows,omitempty"`    // kinds, schemes and encapsulations, as in plan.Features; none: those of plan.FirstFeatures
-	Traces        bool                   `protobuf:"varint,6,opt,name=traces,proto3" json:"traces,omitempty"` // the agent takes PlansResponse.traces
-	Drains        bool                   `protobuf:"varint,7,opt,name=drains,proto3" json:"drains,omitempty"` // the agent takes PlansResponse.drains
+	Held          []*HeldEpoch           `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`                                // the latest of each path in that plan
+	Roots         []string               `protobuf:"bytes,4,rep,name=roots,proto3" json:"roots,omitempty"`                              // that the node trusts, by pin as in RootState; the first has signed its certificate
+	Knows         []string               `protobuf:"bytes,5,rep,name=knows,proto3" json:"knows,omitempty"`                              // kinds, schemes and encapsulations, as in plan.Features; none: those of plan.FirstFeatures
+	Traces        bool                   `protobuf:"varint,6,opt,name=traces,proto3" json:"traces,omitempty"`                           // the agent takes PlansResponse.traces
+	Drains        bool                   `protobuf:"varint,7,opt,name=drains,proto3" json:"drains,omitempty"`                           // the agent takes PlansResponse.drains
+	TraceFlows    bool                   `protobuf:"varint,8,opt,name=trace_flows,json=traceFlows,proto3" json:"trace_flows,omitempty"` // the agent takes TraceOrder.flow
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlansRequest) Reset() {
 	*x = PlansRequest{}
-	mi := &file_waystamp_proto_msgTypes[58]
+	mi := &file_waystamp_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +3611,7 @@ func (x *PlansRequest) String() string {
 func (*PlansRequest) ProtoMessage() {}
 
 func (x *PlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[58]
+	mi := &file_waystamp_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +3624,7 @@ func (x *PlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansRequest.ProtoReflect.Descriptor instead.
 func (*PlansRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{58}
+	return file_waystamp_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PlansRequest) GetRevision() uint64 {
@@ -3623,6 +3676,13 @@ func (x *PlansRequest) GetDrains() bool {
 	return false
 }
 
+func (x *PlansRequest) GetTraceFlows() bool {
+	if x != nil {
+		return x.TraceFlows
+	}
+	return false
+}
+
 type HeldEpoch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -3633,7 +3693,7 @@ type HeldEpoch struct {
 
 func (x *HeldEpoch) Reset() {
 	*x = HeldEpoch{}
-	mi := &file_waystamp_proto_msgTypes[59]
+	mi := &file_waystamp_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3705,7 @@ func (x *HeldEpoch) String() string {
 func (*HeldEpoch) ProtoMessage() {}
 
 func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[59]
+	mi := &file_waystamp_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3718,7 @@ func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldEpoch.ProtoReflect.Descriptor instead.
 func (*HeldEpoch) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{59}
+	return file_waystamp_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *HeldEpoch) GetPath() uint32 {
@@ -3690,7 +3750,7 @@ type PlansResponse struct {
 
 func (x *PlansResponse) Reset() {
 	*x = PlansResponse{}
-	mi := &file_waystamp_proto_msgTypes[60]
+	mi := &file_waystamp_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3702,7 +3762,7 @@ func (x *PlansResponse) String() string {
 func (*PlansResponse) ProtoMessage() {}
 
 func (x *PlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[60]
+	mi := &file_waystamp_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3715,7 +3775,7 @@ func (x *PlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansResponse.ProtoReflect.Descriptor instead.
 func (*PlansResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{60}
+	return file_waystamp_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PlansResponse) GetRevision() uint64 {
@@ -3777,7 +3837,7 @@ type Drains struct {
 
 func (x *Drains) Reset() {
 	*x = Drains{}
-	mi := &file_waystamp_proto_msgTypes[61]
+	mi := &file_waystamp_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3789,7 +3849,7 @@ func (x *Drains) String() string {
 func (*Drains) ProtoMessage() {}
 
 func (x *Drains) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[61]
+	mi := &file_waystamp_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3802,7 +3862,7 @@ func (x *Drains) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drains.ProtoReflect.Descriptor instead.
 func (*Drains) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{61}
+	return file_waystamp_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Drains) GetEpochs() []*HeldEpoch {
@@ -3822,7 +3882,7 @@ type Traces struct {
 
 func (x *Traces) Reset() {
 	*x = Traces{}
-	mi := &file_waystamp_proto_msgTypes[62]
+	mi := &file_waystamp_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3834,7 +3894,7 @@ func (x *Traces) String() string {
 func (*Traces) ProtoMessage() {}
 
 func (x *Traces) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[62]
+	mi := &file_waystamp_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3847,7 +3907,7 @@ func (x *Traces) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Traces.ProtoReflect.Descriptor instead.
 func (*Traces) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{62}
+	return file_waystamp_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Traces) GetOrders() []*TraceOrder {
@@ -3862,13 +3922,14 @@ type TraceOrder struct {
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // an order that the node has already goes on
 	Path          uint32                 `protobuf:"varint,2,opt,name=path,proto3" json:"path,omitempty"`
 	Packets       uint32                 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"` // to trace
+	Flow          string                 `protobuf:"bytes,4,opt,name=flow,proto3" json:"flow,omitempty"`        // of these packets, as in TraceFlowRequest, from the headend on; empty: any. An agent that has not said trace_flows gets no order with one.
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TraceOrder) Reset() {
 	*x = TraceOrder{}
-	mi := &file_waystamp_proto_msgTypes[63]
+	mi := &file_waystamp_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3880,7 +3941,7 @@ func (x *TraceOrder) String() string {
 func (*TraceOrder) ProtoMessage() {}
 
 func (x *TraceOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[63]
+	mi := &file_waystamp_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3893,7 +3954,7 @@ func (x *TraceOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceOrder.ProtoReflect.Descriptor instead.
 func (*TraceOrder) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{63}
+	return file_waystamp_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TraceOrder) GetId() uint64 {
@@ -3917,6 +3978,13 @@ func (x *TraceOrder) GetPackets() uint32 {
 	return 0
 }
 
+func (x *TraceOrder) GetFlow() string {
+	if x != nil {
+		return x.Flow
+	}
+	return ""
+}
+
 type AcknowledgeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // of the plan in force
@@ -3931,7 +3999,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_waystamp_proto_msgTypes[64]
+	mi := &file_waystamp_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3943,7 +4011,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[64]
+	mi := &file_waystamp_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3956,7 +4024,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{64}
+	return file_waystamp_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *AcknowledgeRequest) GetRevision() uint64 {
@@ -4009,7 +4077,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_waystamp_proto_msgTypes[65]
+	mi := &file_waystamp_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4089,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[65]
+	mi := &file_waystamp_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4102,7 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{65}
+	return file_waystamp_proto_rawDescGZIP(), []int{66}
 }
 
 type RefusedRequest struct {
@@ -4047,7 +4115,7 @@ type RefusedRequest struct {
 
 func (x *RefusedRequest) Reset() {
 	*x = RefusedRequest{}
-	mi := &file_waystamp_proto_msgTypes[66]
+	mi := &file_waystamp_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4059,7 +4127,7 @@ func (x *RefusedRequest) String() string {
 func (*RefusedRequest) ProtoMessage() {}
 
 func (x *RefusedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[66]
+	mi := &file_waystamp_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4072,7 +4140,7 @@ func (x *RefusedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedRequest.ProtoReflect.Descriptor instead.
 func (*RefusedRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{66}
+	return file_waystamp_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RefusedRequest) GetEvents() [][]byte {
@@ -4098,7 +4166,7 @@ type RefusedResponse struct {
 
 func (x *RefusedResponse) Reset() {
 	*x = RefusedResponse{}
-	mi := &file_waystamp_proto_msgTypes[67]
+	mi := &file_waystamp_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4110,7 +4178,7 @@ func (x *RefusedResponse) String() string {
 func (*RefusedResponse) ProtoMessage() {}
 
 func (x *RefusedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[67]
+	mi := &file_waystamp_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4123,7 +4191,7 @@ func (x *RefusedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedResponse.ProtoReflect.Descriptor instead.
 func (*RefusedResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{67}
+	return file_waystamp_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RefusedResponse) GetPauseMilliseconds() uint32 {
@@ -4143,7 +4211,7 @@ type TracedRequest struct {
 
 func (x *TracedRequest) Reset() {
 	*x = TracedRequest{}
-	mi := &file_waystamp_proto_msgTypes[68]
+	mi := &file_waystamp_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4155,7 +4223,7 @@ func (x *TracedRequest) String() string {
 func (*TracedRequest) ProtoMessage() {}
 
 func (x *TracedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[68]
+	mi := &file_waystamp_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4168,7 +4236,7 @@ func (x *TracedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracedRequest.ProtoReflect.Descriptor instead.
 func (*TracedRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{68}
+	return file_waystamp_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TracedRequest) GetHops() [][]byte {
@@ -4194,7 +4262,7 @@ type TracedResponse struct {
 
 func (x *TracedResponse) Reset() {
 	*x = TracedResponse{}
-	mi := &file_waystamp_proto_msgTypes[69]
+	mi := &file_waystamp_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4206,7 +4274,7 @@ func (x *TracedResponse) String() string {
 func (*TracedResponse) ProtoMessage() {}
 
 func (x *TracedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[69]
+	mi := &file_waystamp_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4219,7 +4287,7 @@ func (x *TracedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracedResponse.ProtoReflect.Descriptor instead.
 func (*TracedResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{69}
+	return file_waystamp_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *TracedResponse) GetPauseMilliseconds() uint32 {
@@ -4240,7 +4308,7 @@ type NumbersRequest struct {
 
 func (x *NumbersRequest) Reset() {
 	*x = NumbersRequest{}
-	mi := &file_waystamp_proto_msgTypes[70]
+	mi := &file_waystamp_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4252,7 +4320,7 @@ func (x *NumbersRequest) String() string {
 func (*NumbersRequest) ProtoMessage() {}
 
 func (x *NumbersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[70]
+	mi := &file_waystamp_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4265,7 +4333,7 @@ func (x *NumbersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NumbersRequest.ProtoReflect.Descriptor instead.
 func (*NumbersRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{70}
+	return file_waystamp_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *NumbersRequest) GetGiven() []*GivenNumbers {
@@ -4294,7 +4362,7 @@ type GivenNumbers struct {
 
 func (x *GivenNumbers) Reset() {
 	*x = GivenNumbers{}
-	mi := &file_waystamp_proto_msgTypes[71]
+	mi := &file_waystamp_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4374,7 @@ func (x *GivenNumbers) String() string {
 func (*GivenNumbers) ProtoMessage() {}
 
 func (x *GivenNumbers) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[71]
+	mi := &file_waystamp_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4387,7 @@ func (x *GivenNumbers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GivenNumbers.ProtoReflect.Descriptor instead.
 func (*GivenNumbers) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{71}
+	return file_waystamp_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GivenNumbers) GetPath() uint32 {
@@ -4358,7 +4426,7 @@ type SeenNumbers struct {
 
 func (x *SeenNumbers) Reset() {
 	*x = SeenNumbers{}
-	mi := &file_waystamp_proto_msgTypes[72]
+	mi := &file_waystamp_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4370,7 +4438,7 @@ func (x *SeenNumbers) String() string {
 func (*SeenNumbers) ProtoMessage() {}
 
 func (x *SeenNumbers) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[72]
+	mi := &file_waystamp_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4383,7 +4451,7 @@ func (x *SeenNumbers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeenNumbers.ProtoReflect.Descriptor instead.
 func (*SeenNumbers) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{72}
+	return file_waystamp_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SeenNumbers) GetPath() uint32 {
@@ -4438,7 +4506,7 @@ type LaneNumber struct {
 
 func (x *LaneNumber) Reset() {
 	*x = LaneNumber{}
-	mi := &file_waystamp_proto_msgTypes[73]
+	mi := &file_waystamp_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4450,7 +4518,7 @@ func (x *LaneNumber) String() string {
 func (*LaneNumber) ProtoMessage() {}
 
 func (x *LaneNumber) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[73]
+	mi := &file_waystamp_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4463,7 +4531,7 @@ func (x *LaneNumber) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneNumber.ProtoReflect.Descriptor instead.
 func (*LaneNumber) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{73}
+	return file_waystamp_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *LaneNumber) GetLane() uint32 {
@@ -4488,7 +4556,7 @@ type NumbersResponse struct {
 
 func (x *NumbersResponse) Reset() {
 	*x = NumbersResponse{}
-	mi := &file_waystamp_proto_msgTypes[74]
+	mi := &file_waystamp_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4500,7 +4568,7 @@ func (x *NumbersResponse) String() string {
 func (*NumbersResponse) ProtoMessage() {}
 
 func (x *NumbersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[74]
+	mi := &file_waystamp_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4513,7 +4581,7 @@ func (x *NumbersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NumbersResponse.ProtoReflect.Descriptor instead.
 func (*NumbersResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{74}
+	return file_waystamp_proto_rawDescGZIP(), []int{75}
 }
 
 type CertifyRequest struct {
@@ -4525,7 +4593,7 @@ type CertifyRequest struct {
 
 func (x *CertifyRequest) Reset() {
 	*x = CertifyRequest{}
-	mi := &file_waystamp_proto_msgTypes[75]
+	mi := &file_waystamp_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +4605,7 @@ func (x *CertifyRequest) String() string {
 func (*CertifyRequest) ProtoMessage() {}
 
 func (x *CertifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[75]
+	mi := &file_waystamp_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +4618,7 @@ func (x *CertifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyRequest.ProtoReflect.Descriptor instead.
 func (*CertifyRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{75}
+	return file_waystamp_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CertifyRequest) GetEnds() []*EndRequest {
@@ -4571,7 +4639,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_waystamp_proto_msgTypes[76]
+	mi := &file_waystamp_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4583,7 +4651,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[76]
+	mi := &file_waystamp_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4596,7 +4664,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{76}
+	return file_waystamp_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *EndRequest) GetFunction() string {
@@ -4623,7 +4691,7 @@ type CertifyResponse struct {
 
 func (x *CertifyResponse) Reset() {
 	*x = CertifyResponse{}
-	mi := &file_waystamp_proto_msgTypes[77]
+	mi := &file_waystamp_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4703,7 @@ func (x *CertifyResponse) String() string {
 func (*CertifyResponse) ProtoMessage() {}
 
 func (x *CertifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[77]
+	mi := &file_waystamp_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +4716,7 @@ func (x *CertifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyResponse.ProtoReflect.Descriptor instead.
 func (*CertifyResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{77}
+	return file_waystamp_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CertifyResponse) GetEnds() []*EndCertificate {
@@ -4675,7 +4743,7 @@ type EndCertificate struct {
 
 func (x *EndCertificate) Reset() {
 	*x = EndCertificate{}
-	mi := &file_waystamp_proto_msgTypes[78]
+	mi := &file_waystamp_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4687,7 +4755,7 @@ func (x *EndCertificate) String() string {
 func (*EndCertificate) ProtoMessage() {}
 
 func (x *EndCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[78]
+	mi := &file_waystamp_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4700,7 +4768,7 @@ func (x *EndCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndCertificate.ProtoReflect.Descriptor instead.
 func (*EndCertificate) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{78}
+	return file_waystamp_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *EndCertificate) GetCertificate() []byte {
@@ -4890,7 +4958,10 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x05chain\x18\x01 \x01(\tR\x05chain\x12\x1c\n" +
 	"\tdirection\x18\x02 \x01(\tR\tdirection\x12\x18\n" +
 	"\apackets\x18\x03 \x01(\rR\apackets\x12'\n" +
-	"\x0ftimeout_seconds\x18\x04 \x01(\rR\x0etimeoutSeconds\"\xa0\x01\n" +
+	"\x0ftimeout_seconds\x18\x04 \x01(\rR\x0etimeoutSeconds\"W\n" +
+	"\x10TraceFlowRequest\x12/\n" +
+	"\x05trace\x18\x01 \x01(\v2\x19.waystamp.v1.TraceRequestR\x05trace\x12\x12\n" +
+	"\x04flow\x18\x02 \x01(\tR\x04flow\"\xa0\x01\n" +
 	"\rTraceResponse\x12-\n" +
 	"\x05begun\x18\x01 \x01(\v2\x17.waystamp.v1.TraceBegunR\x05begun\x121\n" +
 	"\x06packet\x18\x02 \x01(\v2\x19.waystamp.v1.TracedPacketR\x06packet\x12-\n" +
@@ -4975,7 +5046,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\fRenewRequest\"I\n" +
 	"\rRenewResponse\x12\"\n" +
 	"\fcertificates\x18\x01 \x03(\fR\fcertificates\x12\x14\n" +
-	"\x05roots\x18\x02 \x03(\fR\x05roots\"\xca\x01\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"\xeb\x01\n" +
 	"\fPlansRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12*\n" +
@@ -4983,7 +5054,9 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x05roots\x18\x04 \x03(\tR\x05roots\x12\x14\n" +
 	"\x05knows\x18\x05 \x03(\tR\x05knows\x12\x16\n" +
 	"\x06traces\x18\x06 \x01(\bR\x06traces\x12\x16\n" +
-	"\x06drains\x18\a \x01(\bR\x06drains\"5\n" +
+	"\x06drains\x18\a \x01(\bR\x06drains\x12\x1f\n" +
+	"\vtrace_flows\x18\b \x01(\bR\n" +
+	"traceFlows\"5\n" +
 	"\tHeldEpoch\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\rR\x04path\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"\x83\x02\n" +
@@ -4998,12 +5071,13 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x06Drains\x12.\n" +
 	"\x06epochs\x18\x01 \x03(\v2\x16.waystamp.v1.HeldEpochR\x06epochs\"9\n" +
 	"\x06Traces\x12/\n" +
-	"\x06orders\x18\x01 \x03(\v2\x17.waystamp.v1.TraceOrderR\x06orders\"J\n" +
+	"\x06orders\x18\x01 \x03(\v2\x17.waystamp.v1.TraceOrderR\x06orders\"^\n" +
 	"\n" +
 	"TraceOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\rR\x04path\x12\x18\n" +
-	"\apackets\x18\x03 \x01(\rR\apackets\"\xb0\x01\n" +
+	"\apackets\x18\x03 \x01(\rR\apackets\x12\x12\n" +
+	"\x04flow\x18\x04 \x01(\tR\x04flow\"\xb0\x01\n" +
 	"\x12AcknowledgeRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x14\n" +
@@ -5052,7 +5126,8 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x05roots\x18\x02 \x03(\fR\x05roots\"H\n" +
 	"\x0eEndCertificate\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error2\xbe\t\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error2\x88\n" +
+	"\n" +
 	"\x05Admin\x12>\n" +
 	"\x05Apply\x12\x19.waystamp.v1.ApplyRequest\x1a\x1a.waystamp.v1.ApplyResponse\x12;\n" +
 	"\x04Diff\x12\x18.waystamp.v1.DiffRequest\x1a\x19.waystamp.v1.DiffResponse\x128\n" +
@@ -5061,7 +5136,8 @@ const file_waystamp_proto_rawDesc = "" +
 	"\bDescribe\x12\x1c.waystamp.v1.DescribeRequest\x1a\x1d.waystamp.v1.DescribeResponse\x12A\n" +
 	"\x06Events\x12\x1a.waystamp.v1.EventsRequest\x1a\x1b.waystamp.v1.EventsResponse\x12I\n" +
 	"\bRefusals\x12\x1c.waystamp.v1.RefusalsRequest\x1a\x1d.waystamp.v1.RefusalsResponse0\x01\x12@\n" +
-	"\x05Trace\x12\x19.waystamp.v1.TraceRequest\x1a\x1a.waystamp.v1.TraceResponse0\x01\x12A\n" +
+	"\x05Trace\x12\x19.waystamp.v1.TraceRequest\x1a\x1a.waystamp.v1.TraceResponse0\x01\x12H\n" +
+	"\tTraceFlow\x12\x1d.waystamp.v1.TraceFlowRequest\x1a\x1a.waystamp.v1.TraceResponse0\x01\x12A\n" +
 	"\x06Delete\x12\x1a.waystamp.v1.DeleteRequest\x1a\x1b.waystamp.v1.DeleteResponse\x12A\n" +
 	"\x06Rotate\x12\x1a.waystamp.v1.RotateRequest\x1a\x1b.waystamp.v1.RotateResponse\x12P\n" +
 	"\vCreateToken\x12\x1f.waystamp.v1.CreateTokenRequest\x1a .waystamp.v1.CreateTokenResponse\x12A\n" +
@@ -5093,7 +5169,7 @@ func file_waystamp_proto_rawDescGZIP() []byte {
 	return file_waystamp_proto_rawDescData
 }
 
-var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
+var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_waystamp_proto_goTypes = []any{
 	(*File)(nil),                   // 0: waystamp.v1.File
 	(*ApplyRequest)(nil),           // 1: waystamp.v1.ApplyRequest
@@ -5133,164 +5209,168 @@ var file_waystamp_proto_goTypes = []any{
 	(*RefusalsResponse)(nil),       // 35: waystamp.v1.RefusalsResponse
 	(*Refusal)(nil),                // 36: waystamp.v1.Refusal
 	(*TraceRequest)(nil),           // 37: waystamp.v1.TraceRequest
-	(*TraceResponse)(nil),          // 38: waystamp.v1.TraceResponse
-	(*TraceBegun)(nil),             // 39: waystamp.v1.TraceBegun
-	(*TracedPath)(nil),             // 40: waystamp.v1.TracedPath
-	(*TracedPosition)(nil),         // 41: waystamp.v1.TracedPosition
-	(*TracedPacket)(nil),           // 42: waystamp.v1.TracedPacket
-	(*TracedHop)(nil),              // 43: waystamp.v1.TracedHop
-	(*TracedRefusal)(nil),          // 44: waystamp.v1.TracedRefusal
-	(*TraceEnded)(nil),             // 45: waystamp.v1.TraceEnded
-	(*DeleteRequest)(nil),          // 46: waystamp.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 47: waystamp.v1.DeleteResponse
-	(*RotateRequest)(nil),          // 48: waystamp.v1.RotateRequest
-	(*RotateResponse)(nil),         // 49: waystamp.v1.RotateResponse
-	(*CreateTokenRequest)(nil),     // 50: waystamp.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),    // 51: waystamp.v1.CreateTokenResponse
-	(*RevokeRequest)(nil),          // 52: waystamp.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 53: waystamp.v1.RevokeResponse
-	(*JoinRequest)(nil),            // 54: waystamp.v1.JoinRequest
-	(*JoinResponse)(nil),           // 55: waystamp.v1.JoinResponse
-	(*RenewRequest)(nil),           // 56: waystamp.v1.RenewRequest
-	(*RenewResponse)(nil),          // 57: waystamp.v1.RenewResponse
-	(*PlansRequest)(nil),           // 58: waystamp.v1.PlansRequest
-	(*HeldEpoch)(nil),              // 59: waystamp.v1.HeldEpoch
-	(*PlansResponse)(nil),          // 60: waystamp.v1.PlansResponse
-	(*Drains)(nil),                 // 61: waystamp.v1.Drains
-	(*Traces)(nil),                 // 62: waystamp.v1.Traces
-	(*TraceOrder)(nil),             // 63: waystamp.v1.TraceOrder
-	(*AcknowledgeRequest)(nil),     // 64: waystamp.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),    // 65: waystamp.v1.AcknowledgeResponse
-	(*RefusedRequest)(nil),         // 66: waystamp.v1.RefusedRequest
-	(*RefusedResponse)(nil),        // 67: waystamp.v1.RefusedResponse
-	(*TracedRequest)(nil),          // 68: waystamp.v1.TracedRequest
-	(*TracedResponse)(nil),         // 69: waystamp.v1.TracedResponse
-	(*NumbersRequest)(nil),         // 70: waystamp.v1.NumbersRequest
-	(*GivenNumbers)(nil),           // 71: waystamp.v1.GivenNumbers
-	(*SeenNumbers)(nil),            // 72: waystamp.v1.SeenNumbers
-	(*LaneNumber)(nil),             // 73: waystamp.v1.LaneNumber
-	(*NumbersResponse)(nil),        // 74: waystamp.v1.NumbersResponse
-	(*CertifyRequest)(nil),         // 75: waystamp.v1.CertifyRequest
-	(*EndRequest)(nil),             // 76: waystamp.v1.EndRequest
-	(*CertifyResponse)(nil),        // 77: waystamp.v1.CertifyResponse
-	(*EndCertificate)(nil),         // 78: waystamp.v1.EndCertificate
-	nil,                            // 79: waystamp.v1.File.RulesEntry
-	(*timestamppb.Timestamp)(nil),  // 80: google.protobuf.Timestamp
+	(*TraceFlowRequest)(nil),       // 38: waystamp.v1.TraceFlowRequest
+	(*TraceResponse)(nil),          // 39: waystamp.v1.TraceResponse
+	(*TraceBegun)(nil),             // 40: waystamp.v1.TraceBegun
+	(*TracedPath)(nil),             // 41: waystamp.v1.TracedPath
+	(*TracedPosition)(nil),         // 42: waystamp.v1.TracedPosition
+	(*TracedPacket)(nil),           // 43: waystamp.v1.TracedPacket
+	(*TracedHop)(nil),              // 44: waystamp.v1.TracedHop
+	(*TracedRefusal)(nil),          // 45: waystamp.v1.TracedRefusal
+	(*TraceEnded)(nil),             // 46: waystamp.v1.TraceEnded
+	(*DeleteRequest)(nil),          // 47: waystamp.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 48: waystamp.v1.DeleteResponse
+	(*RotateRequest)(nil),          // 49: waystamp.v1.RotateRequest
+	(*RotateResponse)(nil),         // 50: waystamp.v1.RotateResponse
+	(*CreateTokenRequest)(nil),     // 51: waystamp.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 52: waystamp.v1.CreateTokenResponse
+	(*RevokeRequest)(nil),          // 53: waystamp.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 54: waystamp.v1.RevokeResponse
+	(*JoinRequest)(nil),            // 55: waystamp.v1.JoinRequest
+	(*JoinResponse)(nil),           // 56: waystamp.v1.JoinResponse
+	(*RenewRequest)(nil),           // 57: waystamp.v1.RenewRequest
+	(*RenewResponse)(nil),          // 58: waystamp.v1.RenewResponse
+	(*PlansRequest)(nil),           // 59: waystamp.v1.PlansRequest
+	(*HeldEpoch)(nil),              // 60: waystamp.v1.HeldEpoch
+	(*PlansResponse)(nil),          // 61: waystamp.v1.PlansResponse
+	(*Drains)(nil),                 // 62: waystamp.v1.Drains
+	(*Traces)(nil),                 // 63: waystamp.v1.Traces
+	(*TraceOrder)(nil),             // 64: waystamp.v1.TraceOrder
+	(*AcknowledgeRequest)(nil),     // 65: waystamp.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),    // 66: waystamp.v1.AcknowledgeResponse
+	(*RefusedRequest)(nil),         // 67: waystamp.v1.RefusedRequest
+	(*RefusedResponse)(nil),        // 68: waystamp.v1.RefusedResponse
+	(*TracedRequest)(nil),          // 69: waystamp.v1.TracedRequest
+	(*TracedResponse)(nil),         // 70: waystamp.v1.TracedResponse
+	(*NumbersRequest)(nil),         // 71: waystamp.v1.NumbersRequest
+	(*GivenNumbers)(nil),           // 72: waystamp.v1.GivenNumbers
+	(*SeenNumbers)(nil),            // 73: waystamp.v1.SeenNumbers
+	(*LaneNumber)(nil),             // 74: waystamp.v1.LaneNumber
+	(*NumbersResponse)(nil),        // 75: waystamp.v1.NumbersResponse
+	(*CertifyRequest)(nil),         // 76: waystamp.v1.CertifyRequest
+	(*EndRequest)(nil),             // 77: waystamp.v1.EndRequest
+	(*CertifyResponse)(nil),        // 78: waystamp.v1.CertifyResponse
+	(*EndCertificate)(nil),         // 79: waystamp.v1.EndCertificate
+	nil,                            // 80: waystamp.v1.File.RulesEntry
+	(*timestamppb.Timestamp)(nil),  // 81: google.protobuf.Timestamp
 }
 var file_waystamp_proto_depIdxs = []int32{
-	79, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
+	80, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
 	0,  // 1: waystamp.v1.ApplyRequest.file:type_name -> waystamp.v1.File
 	5,  // 2: waystamp.v1.ApplyResponse.differences:type_name -> waystamp.v1.Difference
 	0,  // 3: waystamp.v1.DiffRequest.file:type_name -> waystamp.v1.File
 	5,  // 4: waystamp.v1.DiffResponse.differences:type_name -> waystamp.v1.Difference
-	80, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
+	81, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
 	14, // 6: waystamp.v1.OperatorsResponse.operators:type_name -> waystamp.v1.OperatorState
-	80, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
+	81, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
 	21, // 8: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
 	21, // 9: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
-	80, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
+	81, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
 	24, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
 	25, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
 	26, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
 	23, // 14: waystamp.v1.State.waiting:type_name -> waystamp.v1.WaitingState
-	80, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
+	81, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
 	22, // 16: waystamp.v1.State.roots:type_name -> waystamp.v1.RootState
-	80, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
-	80, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
-	80, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
-	80, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	80, // 21: waystamp.v1.NodeState.state_since:type_name -> google.protobuf.Timestamp
-	80, // 22: waystamp.v1.ChainState.since:type_name -> google.protobuf.Timestamp
-	80, // 23: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	81, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
+	81, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
+	81, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
+	81, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	81, // 21: waystamp.v1.NodeState.state_since:type_name -> google.protobuf.Timestamp
+	81, // 22: waystamp.v1.ChainState.since:type_name -> google.protobuf.Timestamp
+	81, // 23: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
 	29, // 24: waystamp.v1.DescribeResponse.facts:type_name -> waystamp.v1.Fact
 	24, // 25: waystamp.v1.DescribeResponse.nodes:type_name -> waystamp.v1.NodeState
 	25, // 26: waystamp.v1.DescribeResponse.chains:type_name -> waystamp.v1.ChainState
 	26, // 27: waystamp.v1.DescribeResponse.epochs:type_name -> waystamp.v1.EpochState
-	80, // 28: waystamp.v1.DescribeResponse.since:type_name -> google.protobuf.Timestamp
+	81, // 28: waystamp.v1.DescribeResponse.since:type_name -> google.protobuf.Timestamp
 	23, // 29: waystamp.v1.DescribeResponse.waiting:type_name -> waystamp.v1.WaitingState
 	30, // 30: waystamp.v1.DescribeResponse.refusals:type_name -> waystamp.v1.RefusalCount
 	33, // 31: waystamp.v1.DescribeResponse.events:type_name -> waystamp.v1.Event
-	80, // 32: waystamp.v1.RefusalCount.last:type_name -> google.protobuf.Timestamp
+	81, // 32: waystamp.v1.RefusalCount.last:type_name -> google.protobuf.Timestamp
 	33, // 33: waystamp.v1.EventsResponse.events:type_name -> waystamp.v1.Event
-	80, // 34: waystamp.v1.EventsResponse.since:type_name -> google.protobuf.Timestamp
-	80, // 35: waystamp.v1.Event.time:type_name -> google.protobuf.Timestamp
+	81, // 34: waystamp.v1.EventsResponse.since:type_name -> google.protobuf.Timestamp
+	81, // 35: waystamp.v1.Event.time:type_name -> google.protobuf.Timestamp
 	36, // 36: waystamp.v1.RefusalsResponse.refusal:type_name -> waystamp.v1.Refusal
-	39, // 37: waystamp.v1.TraceResponse.begun:type_name -> waystamp.v1.TraceBegun
-	42, // 38: waystamp.v1.TraceResponse.packet:type_name -> waystamp.v1.TracedPacket
-	45, // 39: waystamp.v1.TraceResponse.ended:type_name -> waystamp.v1.TraceEnded
-	40, // 40: waystamp.v1.TraceBegun.paths:type_name -> waystamp.v1.TracedPath
-	41, // 41: waystamp.v1.TracedPath.positions:type_name -> waystamp.v1.TracedPosition
-	43, // 42: waystamp.v1.TracedPacket.hops:type_name -> waystamp.v1.TracedHop
-	44, // 43: waystamp.v1.TracedPacket.refusals:type_name -> waystamp.v1.TracedRefusal
-	80, // 44: waystamp.v1.TracedHop.time:type_name -> google.protobuf.Timestamp
-	80, // 45: waystamp.v1.TracedRefusal.time:type_name -> google.protobuf.Timestamp
-	80, // 46: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	59, // 47: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
-	62, // 48: waystamp.v1.PlansResponse.traces:type_name -> waystamp.v1.Traces
-	61, // 49: waystamp.v1.PlansResponse.drains:type_name -> waystamp.v1.Drains
-	59, // 50: waystamp.v1.Drains.epochs:type_name -> waystamp.v1.HeldEpoch
-	63, // 51: waystamp.v1.Traces.orders:type_name -> waystamp.v1.TraceOrder
-	71, // 52: waystamp.v1.NumbersRequest.given:type_name -> waystamp.v1.GivenNumbers
-	72, // 53: waystamp.v1.NumbersRequest.seen:type_name -> waystamp.v1.SeenNumbers
-	73, // 54: waystamp.v1.GivenNumbers.lanes:type_name -> waystamp.v1.LaneNumber
-	73, // 55: waystamp.v1.SeenNumbers.lanes:type_name -> waystamp.v1.LaneNumber
-	76, // 56: waystamp.v1.CertifyRequest.ends:type_name -> waystamp.v1.EndRequest
-	78, // 57: waystamp.v1.CertifyResponse.ends:type_name -> waystamp.v1.EndCertificate
-	1,  // 58: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 59: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	17, // 60: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	19, // 61: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	27, // 62: waystamp.v1.Admin.Describe:input_type -> waystamp.v1.DescribeRequest
-	31, // 63: waystamp.v1.Admin.Events:input_type -> waystamp.v1.EventsRequest
-	34, // 64: waystamp.v1.Admin.Refusals:input_type -> waystamp.v1.RefusalsRequest
-	37, // 65: waystamp.v1.Admin.Trace:input_type -> waystamp.v1.TraceRequest
-	46, // 66: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	48, // 67: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	50, // 68: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	52, // 69: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	15, // 70: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
-	6,  // 71: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
-	8,  // 72: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
-	10, // 73: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
-	12, // 74: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
-	54, // 75: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	56, // 76: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	58, // 77: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	64, // 78: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	66, // 79: waystamp.v1.Node.Refused:input_type -> waystamp.v1.RefusedRequest
-	68, // 80: waystamp.v1.Node.Traced:input_type -> waystamp.v1.TracedRequest
-	70, // 81: waystamp.v1.Node.Numbers:input_type -> waystamp.v1.NumbersRequest
-	75, // 82: waystamp.v1.Node.Certify:input_type -> waystamp.v1.CertifyRequest
-	2,  // 83: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 84: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	18, // 85: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	20, // 86: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	28, // 87: waystamp.v1.Admin.Describe:output_type -> waystamp.v1.DescribeResponse
-	32, // 88: waystamp.v1.Admin.Events:output_type -> waystamp.v1.EventsResponse
-	35, // 89: waystamp.v1.Admin.Refusals:output_type -> waystamp.v1.RefusalsResponse
-	38, // 90: waystamp.v1.Admin.Trace:output_type -> waystamp.v1.TraceResponse
-	47, // 91: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	49, // 92: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	51, // 93: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	53, // 94: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	16, // 95: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
-	7,  // 96: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
-	9,  // 97: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
-	11, // 98: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
-	13, // 99: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
-	55, // 100: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	57, // 101: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	60, // 102: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	65, // 103: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	67, // 104: waystamp.v1.Node.Refused:output_type -> waystamp.v1.RefusedResponse
-	69, // 105: waystamp.v1.Node.Traced:output_type -> waystamp.v1.TracedResponse
-	74, // 106: waystamp.v1.Node.Numbers:output_type -> waystamp.v1.NumbersResponse
-	77, // 107: waystamp.v1.Node.Certify:output_type -> waystamp.v1.CertifyResponse
-	83, // [83:108] is the sub-list for method output_type
-	58, // [58:83] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	37, // 37: waystamp.v1.TraceFlowRequest.trace:type_name -> waystamp.v1.TraceRequest
+	40, // 38: waystamp.v1.TraceResponse.begun:type_name -> waystamp.v1.TraceBegun
+	43, // 39: waystamp.v1.TraceResponse.packet:type_name -> waystamp.v1.TracedPacket
+	46, // 40: waystamp.v1.TraceResponse.ended:type_name -> waystamp.v1.TraceEnded
+	41, // 41: waystamp.v1.TraceBegun.paths:type_name -> waystamp.v1.TracedPath
+	42, // 42: waystamp.v1.TracedPath.positions:type_name -> waystamp.v1.TracedPosition
+	44, // 43: waystamp.v1.TracedPacket.hops:type_name -> waystamp.v1.TracedHop
+	45, // 44: waystamp.v1.TracedPacket.refusals:type_name -> waystamp.v1.TracedRefusal
+	81, // 45: waystamp.v1.TracedHop.time:type_name -> google.protobuf.Timestamp
+	81, // 46: waystamp.v1.TracedRefusal.time:type_name -> google.protobuf.Timestamp
+	81, // 47: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	60, // 48: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
+	63, // 49: waystamp.v1.PlansResponse.traces:type_name -> waystamp.v1.Traces
+	62, // 50: waystamp.v1.PlansResponse.drains:type_name -> waystamp.v1.Drains
+	60, // 51: waystamp.v1.Drains.epochs:type_name -> waystamp.v1.HeldEpoch
+	64, // 52: waystamp.v1.Traces.orders:type_name -> waystamp.v1.TraceOrder
+	72, // 53: waystamp.v1.NumbersRequest.given:type_name -> waystamp.v1.GivenNumbers
+	73, // 54: waystamp.v1.NumbersRequest.seen:type_name -> waystamp.v1.SeenNumbers
+	74, // 55: waystamp.v1.GivenNumbers.lanes:type_name -> waystamp.v1.LaneNumber
+	74, // 56: waystamp.v1.SeenNumbers.lanes:type_name -> waystamp.v1.LaneNumber
+	77, // 57: waystamp.v1.CertifyRequest.ends:type_name -> waystamp.v1.EndRequest
+	79, // 58: waystamp.v1.CertifyResponse.ends:type_name -> waystamp.v1.EndCertificate
+	1,  // 59: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 60: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	17, // 61: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	19, // 62: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	27, // 63: waystamp.v1.Admin.Describe:input_type -> waystamp.v1.DescribeRequest
+	31, // 64: waystamp.v1.Admin.Events:input_type -> waystamp.v1.EventsRequest
+	34, // 65: waystamp.v1.Admin.Refusals:input_type -> waystamp.v1.RefusalsRequest
+	37, // 66: waystamp.v1.Admin.Trace:input_type -> waystamp.v1.TraceRequest
+	38, // 67: waystamp.v1.Admin.TraceFlow:input_type -> waystamp.v1.TraceFlowRequest
+	47, // 68: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	49, // 69: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	51, // 70: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	53, // 71: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	15, // 72: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	6,  // 73: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
+	8,  // 74: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
+	10, // 75: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
+	12, // 76: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
+	55, // 77: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	57, // 78: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	59, // 79: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	65, // 80: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	67, // 81: waystamp.v1.Node.Refused:input_type -> waystamp.v1.RefusedRequest
+	69, // 82: waystamp.v1.Node.Traced:input_type -> waystamp.v1.TracedRequest
+	71, // 83: waystamp.v1.Node.Numbers:input_type -> waystamp.v1.NumbersRequest
+	76, // 84: waystamp.v1.Node.Certify:input_type -> waystamp.v1.CertifyRequest
+	2,  // 85: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 86: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	18, // 87: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	20, // 88: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	28, // 89: waystamp.v1.Admin.Describe:output_type -> waystamp.v1.DescribeResponse
+	32, // 90: waystamp.v1.Admin.Events:output_type -> waystamp.v1.EventsResponse
+	35, // 91: waystamp.v1.Admin.Refusals:output_type -> waystamp.v1.RefusalsResponse
+	39, // 92: waystamp.v1.Admin.Trace:output_type -> waystamp.v1.TraceResponse
+	39, // 93: waystamp.v1.Admin.TraceFlow:output_type -> waystamp.v1.TraceResponse
+	48, // 94: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	50, // 95: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	52, // 96: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	54, // 97: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	16, // 98: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	7,  // 99: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
+	9,  // 100: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
+	11, // 101: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
+	13, // 102: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
+	56, // 103: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	58, // 104: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	61, // 105: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	66, // 106: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	68, // 107: waystamp.v1.Node.Refused:output_type -> waystamp.v1.RefusedResponse
+	70, // 108: waystamp.v1.Node.Traced:output_type -> waystamp.v1.TracedResponse
+	75, // 109: waystamp.v1.Node.Numbers:output_type -> waystamp.v1.NumbersResponse
+	78, // 110: waystamp.v1.Node.Certify:output_type -> waystamp.v1.CertifyResponse
+	85, // [85:111] is the sub-list for method output_type
+	59, // [59:85] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
@@ -5304,7 +5384,7 @@ func file_waystamp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waystamp_proto_rawDesc), len(file_waystamp_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   80,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

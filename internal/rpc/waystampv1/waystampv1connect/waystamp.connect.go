@@ -53,6 +53,8 @@ const (
 	AdminRefusalsProcedure = "/waystamp.v1.Admin/Refusals"
 	// AdminTraceProcedure is the fully-qualified name of the Admin's Trace RPC.
 	AdminTraceProcedure = "/waystamp.v1.Admin/Trace"
+	// AdminTraceFlowProcedure is the fully-qualified name of the Admin's TraceFlow RPC.
+	AdminTraceFlowProcedure = "/waystamp.v1.Admin/TraceFlow"
 	// AdminDeleteProcedure is the fully-qualified name of the Admin's Delete RPC.
 	AdminDeleteProcedure = "/waystamp.v1.Admin/Delete"
 	// AdminRotateProcedure is the fully-qualified name of the Admin's Rotate RPC.
@@ -107,6 +109,8 @@ type AdminClient interface {
 	Refusals(context.Context, *connect.Request[waystampv1.RefusalsRequest]) (*connect.ServerStreamForClient[waystampv1.RefusalsResponse], error)
 	// Trace follows the next packets of a chain from hop to hop. It ends with the call.
 	Trace(context.Context, *connect.Request[waystampv1.TraceRequest]) (*connect.ServerStreamForClient[waystampv1.TraceResponse], error)
+	// TraceFlow is the same for packets of a flow. A controller that knows no flows does not have this call, instead of tracing all packets.
+	TraceFlow(context.Context, *connect.Request[waystampv1.TraceFlowRequest]) (*connect.ServerStreamForClient[waystampv1.TraceResponse], error)
 	// Delete takes a chain out of what is wanted, until the next Apply.
 	Delete(context.Context, *connect.Request[waystampv1.DeleteRequest]) (*connect.Response[waystampv1.DeleteResponse], error)
 	// Rotate gives chains fresh secrets.
@@ -186,6 +190,12 @@ func NewAdminClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			connect.WithSchema(adminMethods.ByName("Trace")),
 			connect.WithClientOptions(opts...),
 		),
+		traceFlow: connect.NewClient[waystampv1.TraceFlowRequest, waystampv1.TraceResponse](
+			httpClient,
+			baseURL+AdminTraceFlowProcedure,
+			connect.WithSchema(adminMethods.ByName("TraceFlow")),
+			connect.WithClientOptions(opts...),
+		),
 		delete: connect.NewClient[waystampv1.DeleteRequest, waystampv1.DeleteResponse](
 			httpClient,
 			baseURL+AdminDeleteProcedure,
@@ -253,6 +263,7 @@ type adminClient struct {
 	events         *connect.Client[waystampv1.EventsRequest, waystampv1.EventsResponse]
 	refusals       *connect.Client[waystampv1.RefusalsRequest, waystampv1.RefusalsResponse]
 	trace          *connect.Client[waystampv1.TraceRequest, waystampv1.TraceResponse]
+	traceFlow      *connect.Client[waystampv1.TraceFlowRequest, waystampv1.TraceResponse]
 	delete         *connect.Client[waystampv1.DeleteRequest, waystampv1.DeleteResponse]
 	rotate         *connect.Client[waystampv1.RotateRequest, waystampv1.RotateResponse]
 	createToken    *connect.Client[waystampv1.CreateTokenRequest, waystampv1.CreateTokenResponse]
@@ -302,6 +313,11 @@ func (c *adminClient) Refusals(ctx context.Context, req *connect.Request[waystam
 // Trace calls waystamp.v1.Admin.Trace.
 func (c *adminClient) Trace(ctx context.Context, req *connect.Request[waystampv1.TraceRequest]) (*connect.ServerStreamForClient[waystampv1.TraceResponse], error) {
 	return c.trace.CallServerStream(ctx, req)
+}
+
+// TraceFlow calls waystamp.v1.Admin.TraceFlow.
+func (c *adminClient) TraceFlow(ctx context.Context, req *connect.Request[waystampv1.TraceFlowRequest]) (*connect.ServerStreamForClient[waystampv1.TraceResponse], error) {
+	return c.traceFlow.CallServerStream(ctx, req)
 }
 
 // Delete calls waystamp.v1.Admin.Delete.
@@ -367,6 +383,8 @@ type AdminHandler interface {
 	Refusals(context.Context, *connect.Request[waystampv1.RefusalsRequest], *connect.ServerStream[waystampv1.RefusalsResponse]) error
 	// Trace follows the next packets of a chain from hop to hop. It ends with the call.
 	Trace(context.Context, *connect.Request[waystampv1.TraceRequest], *connect.ServerStream[waystampv1.TraceResponse]) error
+	// TraceFlow is the same for packets of a flow. A controller that knows no flows does not have this call, instead of tracing all packets.
+	TraceFlow(context.Context, *connect.Request[waystampv1.TraceFlowRequest], *connect.ServerStream[waystampv1.TraceResponse]) error
 	// Delete takes a chain out of what is wanted, until the next Apply.
 	Delete(context.Context, *connect.Request[waystampv1.DeleteRequest]) (*connect.Response[waystampv1.DeleteResponse], error)
 	// Rotate gives chains fresh secrets.
@@ -442,6 +460,12 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 		connect.WithSchema(adminMethods.ByName("Trace")),
 		connect.WithHandlerOptions(opts...),
 	)
+	adminTraceFlowHandler := connect.NewServerStreamHandler(
+		AdminTraceFlowProcedure,
+		svc.TraceFlow,
+		connect.WithSchema(adminMethods.ByName("TraceFlow")),
+		connect.WithHandlerOptions(opts...),
+	)
 	adminDeleteHandler := connect.NewUnaryHandler(
 		AdminDeleteProcedure,
 		svc.Delete,
@@ -514,6 +538,8 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 			adminRefusalsHandler.ServeHTTP(w, r)
 		case AdminTraceProcedure:
 			adminTraceHandler.ServeHTTP(w, r)
+		case AdminTraceFlowProcedure:
+			adminTraceFlowHandler.ServeHTTP(w, r)
 		case AdminDeleteProcedure:
 			adminDeleteHandler.ServeHTTP(w, r)
 		case AdminRotateProcedure:
@@ -571,6 +597,10 @@ func (UnimplementedAdminHandler) Refusals(context.Context, *connect.Request[ways
 
 func (UnimplementedAdminHandler) Trace(context.Context, *connect.Request[waystampv1.TraceRequest], *connect.ServerStream[waystampv1.TraceResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Trace is not implemented"))
+}
+
+func (UnimplementedAdminHandler) TraceFlow(context.Context, *connect.Request[waystampv1.TraceFlowRequest], *connect.ServerStream[waystampv1.TraceResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.TraceFlow is not implemented"))
 }
 
 func (UnimplementedAdminHandler) Delete(context.Context, *connect.Request[waystampv1.DeleteRequest]) (*connect.Response[waystampv1.DeleteResponse], error) {
