@@ -567,6 +567,7 @@ func (c *Controller) whoCannotTell(x *trace, paths []plan.Path) (warnings []stri
 		}
 		for _, n := range t.headend {
 			if why(n) == "" && whyHeadend(n) != "" && !said[n] {
+				said[n] = true
 				warnings = append(warnings, fmt.Sprintf("node %s %s: packets that enter there are not traced", n, whyHeadend(n)))
 			}
 		}

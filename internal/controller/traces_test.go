@@ -319,3 +319,25 @@ func TestAHeadendIsAskedForAFlow(t *testing.T) {
 	}
 	y.stop()
 }
+
+// Of several headends those that know no flows are named, once, and those that do are enough.
+func TestHeadendsThatKnowNoFlowsAreNamed(t *testing.T) {
+	c := &Controller{}
+	c.sessions.of = map[string]session{"r1": {traces: true}, "r2": {traces: true, flows: true}, "r4": {traces: true}}
+	hops := []plan.Hop{{Node: "r1"}, {Node: "r3"}, {Node: "r4"}}
+	paths := []plan.Path{{PathID: plan.PathID{Path: 7}, Hops: hops}, {PathID: plan.PathID{Path: 8}, Hops: hops}}
+	x := &trace{paths: []*tracedPath{{path: 7, headend: []string{"r1", "r2"}}, {path: 8, headend: []string{"r1", "r2"}}}}
+	without := []string{"node r3 has no connection to the controller: its hops will be missing"}
+	if have, err := c.whoCannotTell(x, paths); err != nil || !slices.Equal(have, without) {
+		t.Errorf("all packets: %q, %v; want %q", have, err, without)
+	}
+	x.flow = true
+	want := append([]string{"node r1 has an agent of an earlier version, which cannot trace a flow: packets that enter there are not traced"}, without...)
+	if have, err := c.whoCannotTell(x, paths); err != nil || !slices.Equal(have, want) {
+		t.Errorf("a flow: %q, %v; want %q", have, err, want)
+	}
+	x.paths[0].headend = []string{"r1"}
+	if have, err := c.whoCannotTell(x, paths); err == nil || !strings.Contains(err.Error(), "its headend r1 has an agent of an earlier version, which cannot trace a flow") {
+		t.Errorf("no headend: %q, %v", have, err)
+	}
+}
