@@ -195,7 +195,7 @@ func TestEndsShakeHandsWhileKeysChange(t *testing.T) {
 // Where a controller signs, workers get the node's own keys, and none without a certificate.
 func TestEndsOfAControllersPlanAreTheNodesOwn(t *testing.T) {
 	ring := plan.NewKeyring(rand.Reader, nil)
-	ring.Certify("corp.example")
+	ring.Certify("corp.example", map[string]uint32{"r1": 3})
 	d, err := plan.Compile(sealedDomain(t), ring)
 	if err != nil {
 		t.Fatal(err)
@@ -217,6 +217,10 @@ func TestEndsOfAControllersPlanAreTheNodesOwn(t *testing.T) {
 	const dpi, gateway = "spiffe://corp.example/node/r3/function/dpi", "spiffe://corp.example/node/r1/function/gateway"
 	if e := ends.From.Epochs[0]; ends.From.Name != dpi || ends.From.Other != gateway || string(e.Key) != "key of "+dpi || e.Peer != nil || string(e.Certificate) != "certificate" || len(e.Roots) != 1 {
 		t.Errorf("dpi has %s with %s, and %q", ends.From.Name, ends.From.Other, asked)
+	}
+	// How often the other end's node was revoked, the plan says.
+	if ends.From.Epochs[0].PeerRevocations != 3 {
+		t.Errorf("dpi takes a gateway of %d revocations; want 3", ends.From.Epochs[0].PeerRevocations)
 	}
 	part, err := sealOnward(r1, chain, own)
 	if err != nil || part.Name != gateway || part.Other != dpi || asked != gateway {
