@@ -149,6 +149,53 @@ func (n Node) EndRevocations(name string) (most uint32) {
 	return most
 }
 
+// RevokedPaths are the paths of the node whose connections end when next takes the place of its plan: all paths of a chain with an end
+// of before a revocation. Of such a chain a sealed part is gone, or one of its ends has to show a later certificate.
+func (n Node) RevokedPaths(next Node) []uint32 {
+	type end struct {
+		path uint32
+		peer string
+	}
+	numbers := func(n Node) (of map[end]uint32, parts map[uint32]string) {
+		of, parts = map[end]uint32{}, map[uint32]string{} // parts: their chains
+		add := func(id PathID, s *Seal) {
+			if s != nil && s.Certified {
+				e := end{id.Path, s.Peer}
+				of[e], parts[id.Path] = max(of[e], s.PeerRevocations), id.Chain
+			}
+		}
+		for _, h := range n.Headends {
+			add(h.PathID, h.Seal)
+		}
+		for _, e := range n.Egresses {
+			add(e.PathID, e.Seal)
+		}
+		return of, parts
+	}
+	was, parts := numbers(n)
+	now, left := numbers(next)
+	revoked := map[string]bool{}
+	for e, number := range was {
+		if _, ok := left[e.path]; !ok || now[e] > number {
+			revoked[parts[e.path]] = true
+		}
+	}
+	var paths []uint32
+	add := func(id PathID) {
+		if revoked[id.Chain] && !slices.Contains(paths, id.Path) {
+			paths = append(paths, id.Path)
+		}
+	}
+	for _, h := range n.Headends {
+		add(h.PathID)
+	}
+	for _, e := range n.Egresses {
+		add(e.PathID)
+	}
+	slices.Sort(paths)
+	return paths
+}
+
 // sealOrigins are the origins with which the path's first end opens sessions; none if that end
 // is no intrusive function, or is not the last one.
 func sealOrigins(d model.Domain, p Path) (out []SealOrigin) {
