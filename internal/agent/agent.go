@@ -17,12 +17,14 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -790,6 +792,10 @@ func (a *agent) decode(ctx context.Context, b []byte) (plan.Node, error) {
 	n, err := await.Do(ctx, func() (plan.Node, error) { return plan.DecodeNode(b) })
 	if err != nil {
 		return plan.Node{}, &PlanError{a.cfg.PlanFile, err}
+	}
+	if ends := n.CertifiedEnds(); a.cfg.End == nil && len(ends) > 0 {
+		return plan.Node{}, &PlanError{a.cfg.PlanFile, fmt.Errorf("it is a controller's, which signs the keys of ends of sealed parts (%s), and this agent has no controller: start it with --controller in place of --plan, or give it a plan of waystamp plan, which has these keys",
+			strings.Join(slices.Sorted(maps.Keys(ends)), ", "))}
 	}
 	if a.node != "" && n.Name != a.node {
 		return plan.Node{}, &PlanError{a.cfg.PlanFile, fmt.Errorf("%w: %s; this is the agent of %s", ErrOtherNode, n.Name, a.node)}

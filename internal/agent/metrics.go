@@ -19,6 +19,7 @@ const (
 	metricRevision   = "waystamp_plan_revision"
 	metricSince      = "waystamp_plan_since_timestamp_seconds"
 	metricExpires    = "waystamp_certificate_expires_timestamp_seconds"
+	metricEndExpires = "waystamp_end_certificate_expires_timestamp_seconds"
 	metricLeft       = "waystamp_path_numbers_left"
 	metricAhead      = "waystamp_path_numbers_ahead"
 	metricSaved      = "waystamp_windows_saved_timestamp_seconds"
@@ -64,6 +65,7 @@ var Metrics = metrics.Table{
 	{Name: metricRevision, Type: metrics.Gauge, Help: "The revision of the plan in force; 0 if it is not a controller's."},
 	{Name: metricSince, Type: metrics.Gauge, Help: "When that plan came into force, in seconds since 1970."},
 	{Name: metricExpires, Type: metrics.Gauge, Help: "When the node's certificate ends, in seconds since 1970; it is renewed after half its life, so that one that ends soon says that the controller has not been reached. Absent if the node has no controller."},
+	{Name: metricEndExpires, Type: metrics.Gauge, Labels: []string{"function"}, Help: "When the certificate of the node's end of sealed parts ends, by function, in seconds since 1970; 0 if it has none. It is renewed before half of its day is over. Absent if no plan of a controller has such an end."},
 	{Name: metricAttached, Type: metrics.Gauge, Labels: []string{"interface", "role", "hook"}, Help: "1 if the program at this hook of an interface is attached: tc, xdp or tc_egress; 0 if it is not, of xdp also where the plan or the device wants none."},
 	{Name: metricEpoch, Type: metrics.Gauge, Labels: pathLabels, Help: "The latest epoch of the path that the node holds in this role. After 255 comes 0."},
 	{Name: metricEpochs, Type: metrics.Gauge, Labels: pathLabels, Help: "How many epochs of the path it holds in this role; more than one while it changes."},
@@ -129,7 +131,23 @@ func (a *agent) metrics(context.Context) ([]*metrics.Set, error) {
 	if a.cfg.CertificateEnds != nil {
 		m.Set(metricExpires, float64(a.cfg.CertificateEnds().Unix()))
 	}
+	a.measureEnds(m)
 	return []*metrics.Set{m}, nil
+}
+
+// measureEnds adds until when the certificates of the node's ends are valid.
+func (a *agent) measureEnds(m *metrics.Set) {
+	n := a.inForce.Load()
+	if a.cfg.EndCertificate == nil || n == nil {
+		return
+	}
+	for function, name := range n.CertifiedEnds() {
+		var at float64
+		if ends := a.cfg.EndCertificate(name); !ends.IsZero() {
+			at = float64(ends.Unix())
+		}
+		m.Set(metricEndExpires, at, function)
+	}
 }
 
 func measure(s api.Status, revision uint64, c api.Counters, streams map[string]*api.Stream) *metrics.Set {

@@ -30,7 +30,7 @@ func (own identities) epochOf(p plan.PathID, s *plan.Seal) (seal.Epoch, error) {
 		return seal.Epoch{}, fmt.Errorf("the plan is a controller's, who signs the key of %s, and this agent has none: start it with --controller", s.Name)
 	}
 	is, err := own(s.Name)
-	return seal.Epoch{Number: uint32(p.Epoch), Key: is.Key, Certificate: is.Certificate, Roots: is.Roots}, err
+	return seal.Epoch{Number: uint32(p.Epoch), Key: is.Key, Certificate: is.Certificate, Roots: is.Roots, PeerRevocations: s.PeerRevocations}, err
 }
 
 func (own identities) partOf(p plan.PathID, s *plan.Seal) (*seal.Part, error) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/manifest"
+	"github.com/waystamp/waystamp/internal/metrics"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/seal"
@@ -195,7 +196,7 @@ func TestEndsShakeHandsWhileKeysChange(t *testing.T) {
 // Where a controller signs, workers get the node's own keys, and none without a certificate.
 func TestEndsOfAControllersPlanAreTheNodesOwn(t *testing.T) {
 	ring := plan.NewKeyring(rand.Reader, nil)
-	ring.Certify("corp.example")
+	ring.Certify("corp.example", map[string]uint32{"r1": 3})
 	d, err := plan.Compile(sealedDomain(t), ring)
 	if err != nil {
 		t.Fatal(err)
@@ -218,6 +219,10 @@ func TestEndsOfAControllersPlanAreTheNodesOwn(t *testing.T) {
 	if e := ends.From.Epochs[0]; ends.From.Name != dpi || ends.From.Other != gateway || string(e.Key) != "key of "+dpi || e.Peer != nil || string(e.Certificate) != "certificate" || len(e.Roots) != 1 {
 		t.Errorf("dpi has %s with %s, and %q", ends.From.Name, ends.From.Other, asked)
 	}
+	// How often the other end's node was revoked, the plan says.
+	if ends.From.Epochs[0].PeerRevocations != 3 {
+		t.Errorf("dpi takes a gateway of %d revocations; want 3", ends.From.Epochs[0].PeerRevocations)
+	}
 	part, err := sealOnward(r1, chain, own)
 	if err != nil || part.Name != gateway || part.Other != dpi || asked != gateway {
 		t.Errorf("the gateway has %+v, %v", part, err)
@@ -231,6 +236,74 @@ func TestEndsOfAControllersPlanAreTheNodesOwn(t *testing.T) {
 		}
 		if part, err := sealOnward(r1, chain, own); err == nil || part != nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("the gateway gets keys: %v; want %q", err, what)
+		}
+	}
+}
+
+// A controller's plan of sealed chains is refused by an agent without a controller, which could open none of their connections. One
+// of waystamp plan has the keys, and is taken.
+func TestAControllersPlanOfSealedChainsNeedsItsController(t *testing.T) {
+	ring := plan.NewKeyring(rand.Reader, nil)
+	ring.Certify("corp.example", nil)
+	for what, c := range map[string]struct {
+		ring *plan.Keyring
+		own  identities
+		says string
+	}{
+		"a controller's":          {ring, nil, "signs the keys of ends of sealed parts (av, dpi), and this agent has no controller: start it with --controller"},
+		"a controller's, with it": {ring, func(string) (seal.Identity, error) { return seal.Identity{}, nil }, ""},
+		"with keys":               {plan.NewKeyring(rand.Reader, nil), nil, ""},
+	} {
+		d, err := plan.Compile(sealedDomain(t), c.ring)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, r3 := gatewayAndDPI(d.Nodes)
+		b, err := plan.EncodeNode(r3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &agent{cfg: Config{PlanFile: "r3.json", End: c.own}}
+		_, err = a.decode(t.Context(), b)
+		if c.says == "" {
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			continue
+		}
+		if _, ok := errors.AsType[*PlanError](err); !ok || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v; want %q", what, err, c.says)
+		}
+	}
+}
+
+// Metrics tell until when the certificates of the node's ends are valid.
+func TestMetricsTellWhenCertificatesOfEndsEnd(t *testing.T) {
+	ring := plan.NewKeyring(rand.Reader, nil)
+	ring.Certify("corp.example", nil)
+	d, err := plan.Compile(sealedDomain(t), ring)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r1, r3 := gatewayAndDPI(d.Nodes)
+	const dpi = "spiffe://corp.example/node/r3/function/dpi"
+	a := &agent{cfg: Config{EndCertificate: func(name string) (at time.Time) {
+		if name == dpi {
+			at = time.Unix(1_800_000_000, 0)
+		}
+		return at
+	}}}
+	for n, want := range map[*plan.Node]map[string]float64{
+		&r3: {`waystamp_end_certificate_expires_timestamp_seconds{function="dpi"}`: 1_800_000_000, `waystamp_end_certificate_expires_timestamp_seconds{function="av"}`: 0}, // it has none
+		&r1: {`waystamp_end_certificate_expires_timestamp_seconds{function="gateway"}`: 0},
+	} {
+		a.inForce.Store(n)
+		m := metrics.NewSet(Metrics)
+		a.measureEnds(m)
+		if got := written(t, m); len(got) != len(want) {
+			t.Errorf("%s: %v", n.Name, got)
+		} else {
+			wants(t, got, want)
 		}
 	}
 }

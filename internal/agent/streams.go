@@ -978,7 +978,7 @@ func (a *agent) streamsOf() map[string]*api.Stream {
 		s.Loops, s.Room = len(n.Rounds), n.Room
 		s.Worker, s.Now, s.Opened, s.Refused, s.Ended, s.Unreached = f.worker.PID(), n.Now, n.Opened, n.Refused, n.Ended, n.Unreached
 		s.ResetByClient, s.ResetByServer, s.ResetByFunction, s.ResetByLimit = n.ResetByClient, n.ResetByServer, n.ResetByFunction, n.ResetByLimit
-		s.PartMismatch, s.Unsealed, s.Peer, s.Untrusted, s.Expired, s.NoKey = n.PartMismatch, n.Unsealed, n.Peer, n.Untrusted, n.Expired, n.NoKey
+		s.PartMismatch, s.Unsealed, s.Peer, s.Untrusted, s.Expired, s.Revoked, s.NoKey = n.PartMismatch, n.Unsealed, n.Peer, n.Untrusted, n.Expired, n.Revoked, n.NoKey
 		s.Batches, s.Unbatched = n.Batches, n.Unbatched
 		s.Run, s.Back = operationsOf(n.Run), operationsOf(n.Back)
 		s.ToServer, s.ToClient = api.StreamBytes(n.ToServer), api.StreamBytes(n.ToClient)

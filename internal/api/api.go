@@ -209,6 +209,7 @@ type Stream struct {
 	Peer         uint64      `json:"peer"`
 	Untrusted    uint64      `json:"untrusted"`
 	Expired      uint64      `json:"expired"`
+	Revoked      uint64      `json:"revoked"`
 	NoKey        uint64      `json:"no_key"`
 	Batches      uint64      `json:"batches"`        // of 64 KiB that sealed connections hold now, beside their buffers
 	Unbatched    uint64      `json:"unbatched"`      // reads and writes of sealed connections for which no batch was left: they are slower

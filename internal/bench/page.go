@@ -137,6 +137,7 @@ func goals() []goal {
 		{"SYN to SYN-ACK where the client waits for the server: µs more than plain routing", "streams/connect/identity", 200, moreThan("streams/connect/router", 1), true, ""},
 		{"download through a function that reads what is sealed: × through one that sees headers", "zt/throughput/intrusive-1", 0.72, byRatio, false, whySealed},
 		{"the same, six functions", "zt/throughput/intrusive-6", 0.35, byRatio, false, whySealed},
+		{"the same, six operations of one function: × six functions on one node that see headers", "zt/throughput/one-node-6", 0.6, byRatio, false, whySealed},
 		{"the same, one function, links at the paper's 2.15 Gbit/s", "zt/paper-rate/intrusive-1", 0.95, byRatio, false, whySealed},
 		{"the same, six functions, links at the paper's 1.55 Gbit/s", "zt/paper-rate/intrusive-6", 0.75, byRatio, false, whySealed},
 		{"page of nine files through a function that reads what is sealed: × the time through one that sees headers", "zt/page/intrusive-1", 1.3, byTime("zt/page/forward-1"), true, whySealed},

@@ -59,6 +59,8 @@ const (
 	pageBytes       = 1_200_000
 	pageConnections = 6
 
+	sealedHeaders = 72 + 2*16 // that a chain with one function adds to a packet, in bytes
+
 	sealedHeld = 100 // connections of which the memory is taken
 
 	// Clients that ask again and again, a connection each, for so many bytes.
@@ -72,26 +74,77 @@ const (
 type sealedCase struct {
 	way       sealedWay
 	functions int
+	// oneNode: all functions are on r2. Those that read what is sealed are then one function with as many operations, since
+	// functions of kind stream that follow each other on one node are refused (ADR 0141): it is opened and sealed once.
+	oneNode bool
+	// mtu is that of the hosts' links, in bytes; 0: 1500. Parts between two ends have packets of that size, too.
+	mtu int
 }
 
-func (c sealedCase) name() string { return fmt.Sprintf("%s-%d", c.way, c.functions) }
+func (c sealedCase) name() string {
+	switch {
+	case c.oneNode && c.way == sealedIntrusive:
+		return fmt.Sprintf("one-node-%d", c.functions)
+	case c.oneNode:
+		return fmt.Sprintf("one-node-%s-%d", c.way, c.functions)
+	case c.mtu != 0:
+		return fmt.Sprintf("mtu-%d/%s-%d", c.mtu, c.way, c.functions)
+	}
+	return fmt.Sprintf("%s-%d", c.way, c.functions)
+}
+
+// last is the number of the egress node.
+func (c sealedCase) last() int {
+	if c.oneNode {
+		return 3
+	}
+	return c.functions + 2
+}
+
+// baseline is the same network whose functions see headers alone.
+func (c sealedCase) baseline() sealedCase {
+	c.way = sealedForward
+	return c
+}
 
 // domain is the case's, as a file.
 func (c sealedCase) domain() string {
 	var nodes, functions, links, made strings.Builder
 	var names []string
-	last := c.functions + 2
+	last, core, mtu := c.last(), 1700, 1500
+	if c.mtu != 0 {
+		core, mtu = c.mtu+sealedHeaders, c.mtu
+	}
+	// add adds a function with as many operations.
+	add := func(name string, node, operations int) {
+		names = append(names, name)
+		switch c.way {
+		case sealedForward, sealedHAProxy:
+			fmt.Fprintf(&functions, "  - {name: %s, node: r%d, kind: forward}\n", name, node)
+		case sealedIntrusive:
+			var run []string
+			for i := range operations {
+				run = append(run, fmt.Sprintf("{match: {literals: [a-signature-that-is-not-there-%d]}}", i+1))
+			}
+			fmt.Fprintf(&functions, "  - {name: %s, node: r%d, kind: stream, intrusive: true, run: [%s]}\n", name, node, strings.Join(run, ", "))
+		case sealedOpened:
+			fmt.Fprintf(&functions, "  - {name: %s, node: r%d, kind: stream, intrusive: true, run: [identity]}\n", name, node)
+		case sealedUnaware:
+			fmt.Fprintf(&functions, "  - {name: %s, node: r%d, kind: unaware, intrusive: true, attach: {to: %s-to, from: %s-from, via: \"fe80::2\"}}\n", name, node, name, name)
+			fmt.Fprintf(&made, "    - {name: %s, kind: forward}\n", name)
+		}
+	}
 	for i := 1; i <= last; i++ {
 		var faces []string
 		if i == 1 {
 			faces = append(faces, "{name: r1-h1, role: edge}")
 		} else {
-			faces = append(faces, fmt.Sprintf("{name: r%d-r%d, role: core, mtu: 1700}", i, i-1))
+			faces = append(faces, fmt.Sprintf("{name: r%d-r%d, role: core, mtu: %d}", i, i-1, core))
 		}
 		if i == last {
 			faces = append(faces, fmt.Sprintf("{name: r%d-h2, role: edge}", i))
 		} else {
-			faces = append(faces, fmt.Sprintf("{name: r%d-r%d, role: core, mtu: 1700}", i, i+1))
+			faces = append(faces, fmt.Sprintf("{name: r%d-r%d, role: core, mtu: %d}", i, i+1, core))
 			fmt.Fprintf(&links, "    - {between: [r%d, r%d]}\n", i, i+1)
 		}
 		// h1 and h2 have fc00:7:: and fc00:8::.
@@ -99,19 +152,18 @@ func (c sealedCase) domain() string {
 		if i == 1 || i == last {
 			continue
 		}
-		name := fmt.Sprintf("f%d", i-1)
-		names = append(names, name)
-		switch c.way {
-		case sealedForward, sealedHAProxy:
-			fmt.Fprintf(&functions, "  - {name: %s, node: r%d, kind: forward}\n", name, i)
-		case sealedIntrusive:
-			fmt.Fprintf(&functions, "  - {name: %s, node: r%d, kind: stream, intrusive: true, run: [{match: {literals: [a-signature-that-is-not-there]}}]}\n", name, i)
-		case sealedOpened:
-			fmt.Fprintf(&functions, "  - {name: %s, node: r%d, kind: stream, intrusive: true, run: [identity]}\n", name, i)
-		case sealedUnaware:
-			fmt.Fprintf(&functions, "  - {name: %s, node: r%d, kind: unaware, intrusive: true, attach: {to: %s-to, from: %s-from, via: \"fe80::2\"}}\n", name, i, name, name)
-			fmt.Fprintf(&made, "    - {name: %s, kind: forward}\n", name)
+		if c.oneNode {
+			continue
 		}
+		add(fmt.Sprintf("f%d", i-1), i, 1)
+	}
+	switch {
+	case c.oneNode && c.way == sealedForward:
+		for i := range c.functions {
+			add(fmt.Sprintf("f%d", i+1), 2, 1)
+		}
+	case c.oneNode:
+		add("f1", 2, c.functions)
 	}
 	text := `version: 1
 domain: {block: "fc00::/48"}
@@ -131,10 +183,10 @@ services:
     rules:
       - {who: "spiffe://staff.example/**", chain: c}
 lab:
-  mtu: 1700
+  mtu: ` + strconv.Itoa(core) + `
   hosts:
-    - {name: h1, node: r1, prefix: "fc00:7::/64", mtu: 1500}
-    - {name: h2, node: r` + strconv.Itoa(last) + `, prefix: "fc00:8::/64", mtu: 1500}
+    - {name: h1, node: r1, prefix: "fc00:7::/64", mtu: ` + strconv.Itoa(mtu) + `}
+    - {name: h2, node: r` + strconv.Itoa(last) + `, prefix: "fc00:8::/64", mtu: ` + strconv.Itoa(mtu) + `}
   links:
 ` + links.String()
 	if made.Len() > 0 {
@@ -203,7 +255,7 @@ func newSealedTrack(ctx context.Context, cfg Config, c sealedCase) (_ *sealedTra
 		ErrorLog:  slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
 	go t.server.ServeTLS(l, "", "")
-	if c.functions == 1 && c.way != sealedForward && c.way != sealedHAProxy {
+	if c.functions == 1 && c.mtu == 0 && c.way != sealedForward && c.way != sealedHAProxy {
 		if t.fresh, err = t.memory(ctx); err != nil {
 			return nil, fmt.Errorf("measure the memory of connections: %w", err)
 		}
@@ -322,7 +374,7 @@ func (t *sealedTrack) certificates() (inside tls.Certificate, err error) {
 		write("shop.pem", "CERTIFICATE", shop.Leaf.Raw), write("shop.key", "PRIVATE KEY", key))
 }
 
-// serveSealed is the origin: /bytes/N has so many, /endless has no end, and /hold answers and waits.
+// serveSealed is the origin: /bytes/N has so many, /endless has no end, /hold answers and waits, and /sink says how many bytes it got.
 func serveSealed(w http.ResponseWriter, r *http.Request) {
 	path, number, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch path {
@@ -346,6 +398,12 @@ func serveSealed(w http.ResponseWriter, r *http.Request) {
 				return
 			}
 		}
+	case "sink":
+		n, err := io.Copy(io.Discard, r.Body)
+		if err != nil {
+			return
+		}
+		fmt.Fprint(w, n)
 	case "hold":
 		w.WriteHeader(http.StatusOK)
 		http.NewResponseController(w).Flush()
@@ -433,7 +491,7 @@ func (t *sealedTrack) setRate(rate uint64) error {
 	if rate == t.rate {
 		return nil
 	}
-	for i := 1; i <= t.functions+2; i++ {
+	for i := 1; i <= t.last(); i++ {
 		node := fmt.Sprintf("r%d", i)
 		err := onMember(t.lab, node, func(n *host.Net) error {
 			links, err := n.Links()
@@ -517,6 +575,57 @@ func (t *sealedTrack) download(ctx context.Context, d time.Duration, http2 bool)
 		}
 	}
 	return bytes, time.Since(start), nil
+}
+
+// endless are zeroes until a time, counted.
+type endless struct {
+	until time.Time
+	n     int64
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	if !time.Now().Before(e.until) {
+		return 0, io.EOF
+	}
+	n := min(len(p), len(zeroes))
+	clear(p[:n])
+	e.n += int64(n)
+	return n, nil
+}
+
+// upload is Mbit/s of one large upload by HTTP/1.1, until the origin has said that it has got all of it.
+func (t *sealedTrack) upload(ctx context.Context, d time.Duration) (mbits float64, err error) {
+	if err := t.setRate(0); err != nil {
+		return 0, err
+	}
+	c := t.browser(false)
+	defer c.CloseIdleConnections()
+	// What there is to open is open before.
+	if _, err := get(ctx, c, "/bytes/"+strconv.Itoa(askedBytes), -1); err != nil {
+		return 0, err
+	}
+	within, stop := context.WithTimeout(ctx, sealedWait+d)
+	defer stop()
+	start := time.Now()
+	body := &endless{until: start.Add(d)}
+	r, err := http.NewRequestWithContext(within, http.MethodPost, "https://shop.example.org/sink", body)
+	if err != nil {
+		return 0, err
+	}
+	a, err := c.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer a.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(a.Body, 64))
+	took := time.Since(start)
+	if err != nil {
+		return 0, err
+	}
+	if got := string(text); a.StatusCode != http.StatusOK || got != strconv.FormatInt(body.n, 10) {
+		return 0, fmt.Errorf("status %d, and the origin got %q bytes; expect 200 and %d", a.StatusCode, got, body.n)
+	}
+	return float64(body.n) * 8 / 1e6 / took.Seconds(), nil
 }
 
 // bulk is Mbit/s of one large download.
@@ -754,20 +863,28 @@ func residentKB(pid int) (float64, error) {
 // paperRates are what the paper's chains carry without its proxy, in bits a second, by their functions.
 var paperRates = map[int]uint64{1: 2_150_000_000, 6: 1_550_000_000}
 
-// sealedCases are the networks, those of as many functions together.
+// sealedCases are the networks, those together that are measured in turns.
 func sealedCases(quick, haproxy bool) (out [][]sealedCase) {
 	for n := 1; n <= 6; n++ {
 		if quick && n != 1 && n != 6 {
 			continue
 		}
-		cases := []sealedCase{{sealedForward, n}, {sealedIntrusive, n}}
+		cases := []sealedCase{{way: sealedForward, functions: n}, {way: sealedIntrusive, functions: n}}
 		if n == 1 && haproxy {
-			cases = append(cases, sealedCase{sealedHAProxy, n})
+			cases = append(cases, sealedCase{way: sealedHAProxy, functions: n})
 		}
 		if n == 1 || n == 6 && !quick {
-			cases = append(cases, sealedCase{sealedOpened, n}, sealedCase{sealedUnaware, n})
+			cases = append(cases, sealedCase{way: sealedOpened, functions: n}, sealedCase{way: sealedUnaware, functions: n})
 		}
 		out = append(out, cases)
+	}
+	for _, c := range []sealedCase{{functions: 6, oneNode: true}, {functions: 1, mtu: 1280}} {
+		if quick && c.mtu != 0 {
+			continue
+		}
+		read := c
+		read.way = sealedIntrusive
+		out = append(out, []sealedCase{c.baseline(), read})
 	}
 	return out
 }
@@ -784,12 +901,12 @@ func sealedSubjects(cases []sealedCase) (out []sealedSubject) {
 	add := func(c sealedCase, what, unit string, better Better, base bool, measure func(context.Context, *sealedTrack, time.Duration) (float64, error)) {
 		s := Series{Name: "zt/" + what + "/" + c.name(), Unit: unit, Better: better, Params: map[string]float64{"functions": float64(c.functions)}}
 		if base && c.way != sealedForward {
-			s.Baseline = "zt/" + what + "/" + sealedCase{sealedForward, c.functions}.name()
+			s.Baseline = "zt/" + what + "/" + c.baseline().name()
 		}
 		out = append(out, sealedSubject{s, c, measure})
 	}
 	for _, c := range cases {
-		if c.functions == 1 && (c.way == sealedForward || c.way == sealedHAProxy) {
+		if c.functions == 1 && c.mtu == 0 && (c.way == sealedForward || c.way == sealedHAProxy) {
 			out = append(out, gatewaySubjects(c, slices.ContainsFunc(cases, func(c sealedCase) bool { return c.way == sealedHAProxy }))...)
 		}
 		if c.way == sealedHAProxy {
@@ -798,6 +915,14 @@ func sealedSubjects(cases []sealedCase) (out []sealedSubject) {
 		add(c, "throughput", "Mbit/s", More, true, func(ctx context.Context, t *sealedTrack, d time.Duration) (float64, error) {
 			return t.transfer(ctx, d, 0)
 		})
+		if paperRates[c.functions] != 0 && (c.way == sealedForward || c.way == sealedIntrusive) {
+			add(c, "upload", "Mbit/s", More, true, func(ctx context.Context, t *sealedTrack, d time.Duration) (float64, error) {
+				return t.upload(ctx, d)
+			})
+		}
+		if c.oneNode || c.mtu != 0 {
+			continue
+		}
 		if rate := paperRates[c.functions]; rate != 0 {
 			add(c, "paper-rate", "Mbit/s", More, true, func(ctx context.Context, t *sealedTrack, d time.Duration) (float64, error) {
 				return t.transfer(ctx, d, rate)
@@ -847,10 +972,11 @@ func gatewaySubjects(c sealedCase, haproxy bool) (out []sealedSubject) {
 // ZeroTrust measures what it costs that functions read what is sealed.
 func ZeroTrust(ctx context.Context, c Config) (_ Result, err error) {
 	r := c.begin("zerotrust",
-		fmt.Sprintf("Sealed chains to a service behind a gateway: h1, r1 with the gateway, a node for each of 1 to 6 functions, a node at the egress, h2 with the origin, in namespaces with veth pairs, offloads on. All share %d CPUs: client, gateway, each function's process and the origin. The client has a certificate; TLS 1.3 on each stretch; proofs of keyed-flow. The figure names say how many functions there are.", runtime.NumCPU()),
+		fmt.Sprintf("Sealed chains to a service behind a gateway: h1, r1 with the gateway, a node for each of 1 to 6 functions, or one for all six, a node at the egress, h2 with the origin, in namespaces with veth pairs, offloads on. All share %d CPUs: client, gateway, each function's process and the origin. The client has a certificate; TLS 1.3 on each stretch; proofs of keyed-flow. The figure names say how many functions there are.", runtime.NumCPU()),
 		"forward: functions see IP and TCP headers alone, and it is sealed from the gateway to the origin; the paper's functions without its proxy. intrusive: functions of kind stream that look for a signature: sealed anew at each. opened: the same without looking. unaware: the same with functions that know nothing of it, routers in namespaces of their own that get plain connections.",
 		fmt.Sprintf("throughput: one endless download by HTTP/1.1, %s per run, as in Fig. 4 of the paper. paper-rate: the same with all links limited to what the paper's chains carry without its proxy, 2150 Mbit/s with one function and 1550 with six. page: %d files of %d bytes together, the first and then the others by at most %d new connections whose sessions are resumed, the median of a run's pages; page-http2: by one.", c.Duration, pageFiles, pageBytes, pageConnections),
-		fmt.Sprintf("cpu: what the process of the gateway, and of the first function, takes of CPUs' time in the runs of throughput, in nanoseconds for each KB. connection: what a new connection takes of the function's process's, two handshakes and a request. memory: what each of %d open connections adds to the function's process, which has had none before. Not measured: functions on one node, an MTU of 1000.", sealedHeld),
+		"upload: one endless upload by HTTP/1.1, until the origin has said that it got each byte. one-node: six functions on one node. Those that see headers (one-node-forward) are visited one after the other; those that read what is sealed are one function with six operations, which opens and seals once: a plan refuses functions on byte streams that follow each other on one node. mtu-1280: links of both hosts carry 1280 bytes, and those of the core so many beside the chain's headers: the paper's second size is 1000, and links of IPv6 carry no less than 1280.",
+		fmt.Sprintf("cpu: what the process of the gateway, and of the first function, takes of CPUs' time in the runs of throughput, in nanoseconds for each KB. connection: what a new connection takes of the function's process's, two handshakes and a request. memory: what each of %d open connections adds to the function's process, which has had none before.", sealedHeld),
 		fmt.Sprintf("gateway: bulk and bulk-http2 are one endless download over one function that sees headers, requests what %d clients get that ask for %d bytes again and again, each by a connection of HTTP/1.1. haproxy: the same with HAProxy on r1, by plain routing, without a chain, agents or a proof: mutual TLS 1.3, a thread for each CPU, the same host and Client-Cert, a line for each request, kept connections to the origin by TLS. It goes on from its own address; the gateway from the client's, and writes two lines.", askers, askedBytes),
 	)
 	c.note = r.note
@@ -871,7 +997,7 @@ func ZeroTrust(ctx context.Context, c Config) (_ Result, err error) {
 	return r, nil
 }
 
-// sealedFigures measures networks of as many functions. Labs are there for them alone.
+// sealedFigures measures networks in turns. Labs are there for them alone.
 func (c Config) sealedFigures(ctx context.Context, cases []sealedCase) (figures []Figure, err error) {
 	tracks := map[sealedCase]*sealedTrack{}
 	defer func() {
@@ -895,7 +1021,7 @@ func (c Config) sealedFigures(ctx context.Context, cases []sealedCase) (figures 
 	if c.skips(subjects) {
 		return nil, nil
 	}
-	if figures, err = c.rounds(ctx, fmt.Sprintf("zerotrust, %d functions", cases[0].functions), subjects); err != nil {
+	if figures, err = c.rounds(ctx, "zerotrust, "+cases[0].name(), subjects); err != nil {
 		return nil, err
 	}
 	for _, s := range cases {

@@ -31,8 +31,21 @@ func TestSealedCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
 					t.Errorf("%s: %v", c.name(), err)
 					continue
 				}
-				if ch := m.Domain.Chains[0]; len(ch.Functions) != c.functions || !ch.Seal {
+				want, operations := c.functions, 1
+				if c.oneNode && c.way == sealedIntrusive {
+					want, operations = 1, c.functions
+				}
+				if ch := m.Domain.Chains[0]; len(ch.Functions) != want || !ch.Seal {
 					t.Errorf("%s has chain %+v", c.name(), ch)
+				}
+				on := map[string]bool{}
+				for _, f := range m.Domain.Functions {
+					if on[f.Node] = true; c.way == sealedIntrusive && len(f.Stream.Run) != operations {
+						t.Errorf("%s has function %+v; want %d operations", c.name(), f, operations)
+					}
+				}
+				if c.oneNode && len(on) != 1 {
+					t.Errorf("%s has functions on %d nodes", c.name(), len(on))
 				}
 				for _, f := range m.Domain.Functions {
 					if f.Intrusive != (c.way != sealedForward && c.way != sealedHAProxy) {

@@ -454,7 +454,7 @@ func readStreams(ctx context.Context, c client, name string) (reading, error) {
 			r.warns = append(r.warns, fmt.Sprintf("function %s: its worker has descriptors for %d connections, fewer than its limit allows; raise the agent's limit of open files (LimitNOFILE=)", f.Function, s.Room))
 		}
 		r.rows = append(r.rows, []any{
-			f.Function, gauge(s.Worker), gauge(s.Restarts), gauge(s.Now), s.Opened, s.Refused + s.PartMismatch + s.Unsealed + s.Peer + s.Untrusted + s.Expired + s.NoKey, s.Unreached,
+			f.Function, gauge(s.Worker), gauge(s.Restarts), gauge(s.Now), s.Opened, s.Refused + s.PartMismatch + s.Unsealed + s.Peer + s.Untrusted + s.Expired + s.Revoked + s.NoKey, s.Unreached,
 			s.ResetByClient + s.ResetByServer + s.ResetByFunction + s.ResetByLimit, s.ToServer.In + s.ToClient.In, s.ToServer.Out + s.ToClient.Out,
 		})
 	}

@@ -919,7 +919,7 @@ func (c *Controller) compileDomain(ctx context.Context, v *view, last *generatio
 	keys := plan.NewKeyring(rand.Reader, last.domain.Paths)
 	keys.KeepSIDs(sids...)
 	keys.Beyond(beyond...)
-	keys.Certify(c.ca().TrustDomain())
+	keys.Certify(c.ca().TrustDomain(), v.revocations())
 	keys.Rotate(func(chain string) bool { return fresh[chain] || w.Rotate[chain] > last.Rotated[chain] })
 	var was model.Domain
 	if last.from != nil {

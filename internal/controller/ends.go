@@ -36,9 +36,13 @@ func (s node) Certify(ctx context.Context, r *connect.Request[v1.CertifyRequest]
 	if err != nil {
 		return nil, failed(err)
 	}
+	is, err := s.c.node(ctx, name)
+	if err != nil {
+		return nil, failed(err)
+	}
 	answer := &v1.CertifyResponse{Roots: authority.der()}
 	for _, end := range r.Msg.Ends {
-		certificate, keyID, err := s.certify(authority.ca, name, end, ends)
+		certificate, keyID, err := s.certify(authority.ca, name, is.revocations(), end, ends)
 		signed := &v1.EndCertificate{Certificate: certificate}
 		who := callerOf(ctx)
 		line := auditLine{Who: who.String(), From: who.remote, Via: who.via, Call: waystampv1connect.NodeCertifyProcedure, About: "function " + short(end.Function) + " of " + name, Result: "signed"}
@@ -55,7 +59,7 @@ func (s node) Certify(ctx context.Context, r *connect.Request[v1.CertifyRequest]
 }
 
 // certify signs the key of one end.
-func (s node) certify(ca *identity.CA, name string, r *v1.EndRequest, ends map[string]string) (certificate []byte, keyID string, err error) {
+func (s node) certify(ca *identity.CA, name string, revocations uint32, r *v1.EndRequest, ends map[string]string) (certificate []byte, keyID string, err error) {
 	is, ok := ends[r.Function]
 	if !ok {
 		return nil, "", fmt.Errorf("the plan of node %s has no end of a sealed part at function %q that needs a certificate", name, short(r.Function))
@@ -71,7 +75,7 @@ func (s node) certify(ca *identity.CA, name string, r *v1.EndRequest, ends map[s
 	if keyID, err = identity.KeyID(key); err != nil {
 		return nil, "", err
 	}
-	certificate, err = ca.IssueEnd(name, r.Function, key, s.c.cfg.Now())
+	certificate, err = ca.IssueEnd(name, r.Function, revocations, key, s.c.cfg.Now())
 	return certificate, keyID, err
 }
 

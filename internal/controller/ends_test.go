@@ -87,22 +87,54 @@ func (w *world) joinSealed() map[string]*fake {
 	return agents
 }
 
+// endName is what an end is called.
+func endName(node, function string) string {
+	return "spiffe://waystamp/node/" + node + "/function/" + function
+}
+
+// partOf is what a node's plan and its own certificate make of one end of a part; is stands for the certificate, nil: the node's own.
+func (f *fake) partOf(function, peer string, is *seal.Identity) *seal.Part {
+	f.w.Helper()
+	name := endName(f.name, function)
+	n := f.now()
+	if want := n.CertifiedEnds()[function]; want != name {
+		f.w.Fatalf("the plan of %s calls its end %q; want %s", f.name, want, name)
+	}
+	if is == nil {
+		own, err := f.member.End(name)
+		f.w.must(err)
+		is = &own
+	}
+	e := seal.Epoch{Number: 1, Key: is.Key, Certificate: is.Certificate, Roots: is.Roots}
+	found := false
+	of := func(s *plan.Seal) {
+		if s != nil && s.Name == name && s.Peer == peer {
+			e.PeerRevocations, found = max(e.PeerRevocations, s.PeerRevocations), true
+		}
+	}
+	for _, h := range n.Headends {
+		of(h.Seal)
+	}
+	for _, e := range n.Egresses {
+		of(e.Seal)
+	}
+	if !found {
+		f.w.Fatalf("the plan of %s has no part between %s and %s", f.name, name, peer)
+	}
+	return &seal.Part{Chain: "c", Path: 1, Name: name, Other: peer, Epochs: []seal.Epoch{e}}
+}
+
 // talks says whether a chain's first part opens between two nodes, with what they have now.
 func talks(t *testing.T, from, to *fake, function string) error {
 	t.Helper()
-	is := func(f *fake, function, peer string) *seal.Part {
-		name := "spiffe://waystamp/node/" + f.name + "/function/" + function
-		if want := f.now().CertifiedEnds()[function]; want != name {
-			t.Fatalf("the plan of %s calls its end %q; want %s", f.name, want, name)
-		}
-		i, err := f.member.End(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &seal.Part{Chain: "c", Path: 1, Name: name, Other: peer, Epochs: []seal.Epoch{{Number: 1, Key: i.Key, Certificate: i.Certificate, Roots: i.Roots}}}
-	}
-	a := is(from, "gateway", "spiffe://waystamp/node/"+to.name+"/function/"+function)
-	b := is(to, function, a.Name)
+	a := from.partOf("gateway", endName(to.name, function), nil)
+	dialled, accepted := shakeHands(t, a, to.partOf(function, a.Name, nil))
+	return errors.Join(dialled, accepted)
+}
+
+// shakeHands opens a part by a connection, and says why who dials and who accepts did not go on.
+func shakeHands(t *testing.T, a, b *seal.Part) (dialled, accepted error) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -128,9 +160,9 @@ func talks(t *testing.T, from, to *fake, function string) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = a.Dial(ctx, c, "shop", seal.HTTP1)
+	_, dialled = a.Dial(ctx, c, "shop", seal.HTTP1)
 	c.Close()
-	return errors.Join(err, <-taken)
+	return dialled, <-taken
 }
 
 // Nothing but a node's own disk has the private key of an end: neither the controller's records, nor what is sent, nor plans.
@@ -322,6 +354,59 @@ func TestANodeIsCertifiedForItsOwnEndsAlone(t *testing.T) {
 				t.Errorf("%s still dials %s", name, h.Seal.Peer)
 			}
 		}
+	}
+}
+
+// A node that was revoked joins again, with another machine or on the same disk: others take its new certificates, and refuse those
+// that were stolen of it before, whether they dial or accept.
+func TestStolenCertificatesOfARevokedNodeAreRefusedWhenItJoinsAgain(t *testing.T) {
+	const gateway, av = "gateway", "av" // of r1, which dials, and of r3, which accepts
+	for node, function := range map[string]string{"r1": gateway, "r3": av} {
+		t.Run(node, func(t *testing.T) {
+			w := newWorld(t)
+			w.start()
+			agents := w.joinSealed()
+			w.until("a sealed chain", settled(w.apply(sealedFile(t))))
+			// show is what the other end says of a certificate; nil: of the node's own.
+			show := func(is *seal.Identity) error {
+				t.Helper()
+				of := map[string]*seal.Identity{node: is}
+				dialled, accepted := shakeHands(t, agents["r1"].partOf(gateway, endName("r3", av), of["r1"]), agents["r3"].partOf(av, endName("r1", gateway), of["r3"]))
+				if node == "r1" {
+					return accepted
+				}
+				return dialled
+			}
+			var stolen []seal.Identity
+			for revocation := range 2 {
+				own, err := agents[node].member.End(endName(node, function))
+				w.must(err)
+				stolen = append(stolen, own)
+				w.must(show(&own))
+				if _, err := w.admin.Revoke(t.Context(), connect.NewRequest(&v1.RevokeRequest{Node: node})); err != nil {
+					t.Fatal(err)
+				}
+				w.until("the domain without it", func(s *v1.State) bool { return s.Settled })
+				agents[node].stop()
+				token, err := w.admin.CreateToken(t.Context(), connect.NewRequest(&v1.CreateTokenRequest{Node: node, Reinstate: true}))
+				w.must(err)
+				if revocation == 0 { // the disk of before, without the key that was revoked
+					w.must(os.Remove(filepath.Join(agents[node].dir, "identity.json")))
+				} else {
+					agents[node] = &fake{w: w, name: node, dir: filepath.Join(w.T.TempDir(), node)}
+				}
+				agents[node].run(token.Msg.Token)
+				w.until("the domain with it", func(s *v1.State) bool {
+					return s.Settled && slices.ContainsFunc(s.Nodes, func(n *v1.NodeState) bool { return n.Name == node && n.State == nodeReady })
+				})
+				w.must(show(nil))
+				for i := range stolen {
+					if err := show(&stolen[i]); err == nil || seal.ReasonOf(err) != seal.Revoked {
+						t.Errorf("after revocation %d the other end says of certificate %d of before: %v; want %s", revocation+1, i, err, seal.Revoked)
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -442,6 +442,20 @@ func into[T any](m map[string]T, key string, value []byte) error {
 	return nil
 }
 
+// revocations is how often the machine of this name was revoked.
+func (n nodeRecord) revocations() uint32 { return uint32(len(n.RevokedKeys)) }
+
+// revocations are those of all nodes, by name.
+func (v *view) revocations() map[string]uint32 {
+	out := map[string]uint32{}
+	for name, n := range v.nodes {
+		if count := n.revocations(); count > 0 {
+			out[name] = count
+		}
+	}
+	return out
+}
+
 // revoked are the names of nodes that were thrown out, sorted.
 func (v *view) revoked() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {

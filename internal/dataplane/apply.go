@@ -70,11 +70,12 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology, lenient bool) error {
 		}
 		return errors.Join(err, d.unmake())
 	}
+	was := d.node
 	d.node, d.topology = &n, t
 	d.events.label(n.Name, t.bindings)
 	d.traced.label(n.Name, t.bindings)
 	d.problems = slices.Concat(t.missing, t.withheld, problems, d.checkPositions(t.bindings))
-	for _, err := range []error{notSaved, notPinned} {
+	for _, err := range []error{notSaved, notPinned, d.endRevoked(was, n)} {
 		if err != nil {
 			d.problems = append(d.problems, err)
 		}
@@ -121,10 +122,13 @@ func (d *Dataplane) applyPartLocked(n plan.Node, t topology) (done bool, err err
 		}
 		return false, errors.Join(err, d.unmake())
 	}
+	was := d.node
 	d.node = &n
 	d.problems = append(problems, d.checkPositions(t.bindings)...)
-	if notPinned != nil {
-		d.problems = append(d.problems, notPinned)
+	for _, err := range []error{notPinned, d.endRevoked(was, n)} {
+		if err != nil {
+			d.problems = append(d.problems, err)
+		}
 	}
 	if len(d.problems) > 0 {
 		if err := d.letGo(); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
@@ -288,6 +289,39 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 		}
 	}
 	return out, nil
+}
+
+// endRevoked takes out the connections of functions and of the gateway that came by sealed parts of which an end's node was revoked
+// since the plan before: nothing of them goes on when the node has joined again. The clients of a gateway stay.
+func (d *Dataplane) endRevoked(was *plan.Node, now plan.Node) error {
+	if was == nil {
+		return nil
+	}
+	paths := was.RevokedPaths(now)
+	if len(paths) == 0 {
+		return nil
+	}
+	for _, t := range []tables.Map{tables.MapConnsNew, tables.MapConns} { // connections move from the first to the second
+		m := d.gen.maps[t]
+		var gone []abi.ConnKey
+		var k abi.ConnKey
+		var c abi.Conn
+		it := m.Iterate()
+		for it.Next(&k, &c) {
+			if k.Proxy&abi.ConnAccepted == 0 && slices.Contains(paths, abi.BE32(c.Part)) {
+				gone = append(gone, k)
+			}
+		}
+		if err := it.Err(); err != nil {
+			return fmt.Errorf("end connections with a node that was revoked: read map %s: %w", t, err)
+		}
+		for _, k := range gone {
+			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("end connections with a node that was revoked: delete from map %s: %w", t, err)
+			}
+		}
+	}
+	return nil
 }
 
 // connsAdded are the indexes of functions in the counters of connections, by key, and how many entries programs have added for

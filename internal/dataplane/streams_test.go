@@ -3,6 +3,7 @@ package dataplane
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -635,6 +636,61 @@ func TestConnectionsThatAreOverAreTakenOut(t *testing.T) {
 	put(tables.MapConns, 8, zip, abi.Conn{Used: ago(connEnded + time.Second)}) // its server has not answered
 	put(tables.MapConnsNew, 6, zip, abi.Conn{Used: ago(connEnded + time.Second)})
 	sweep(time.Hour, Connections{Open: 2})
+}
+
+// Connections by a sealed part end when a node of its ends is revoked: the part is gone, or comes again with a later number.
+func TestConnectionsWithARevokedNodeAreTakenOut(t *testing.T) {
+	s := newStreamBed(t)
+	const deep, other = 0x11, 0x22
+	node := func(revocations map[uint32]uint32) plan.Node {
+		n := plan.Node{}
+		for path, number := range revocations {
+			id := plan.PathID{Chain: fmt.Sprint(path), Path: path}
+			n.Egresses = append(n.Egresses, plan.Egress{PathID: id, Seal: &plan.Seal{Certified: true, Name: "dpi", Peer: "gateway", PeerRevocations: number}})
+		}
+		return n
+	}
+	for what, c := range map[string]struct {
+		next map[uint32]uint32
+		left []uint16
+	}{
+		"nothing has changed":      {map[uint32]uint32{deep: 1, other: 0}, []uint16{1, 2, 3, 4}},
+		"the part is gone":         {map[uint32]uint32{other: 0}, []uint16{2, 3}},
+		"it has joined again":      {map[uint32]uint32{deep: 2, other: 0}, []uint16{2, 3}},
+		"a restored controller's":  {map[uint32]uint32{deep: 0, other: 0}, []uint16{1, 2, 3, 4}},
+		"another node has, before": {map[uint32]uint32{deep: 1, other: 7}, []uint16{1, 3, 4}},
+	} {
+		var put []abi.ConnKey
+		add := func(m tables.Map, port uint16, proxy, part uint32) {
+			k := abi.ConnKey{ClientPort: port, Proxy: proxy}
+			s.must(s.d.gen.maps[m].Put(k, abi.Conn{Used: 1, Part: abi.BE32(part)}))
+			put = append(put, k)
+		}
+		add(tables.MapConns, 1, 1, deep)
+		add(tables.MapConns, 2, 1, other)
+		add(tables.MapConns, 3, 1|abi.ConnAccepted, deep) // a client's own
+		add(tables.MapConnsNew, 4, 2, deep)
+		was := node(map[uint32]uint32{deep: 1, other: 0})
+		s.must(s.d.endRevoked(&was, node(c.next)))
+		var left []uint16
+		for _, m := range []tables.Map{tables.MapConns, tables.MapConnsNew} {
+			var k abi.ConnKey
+			var c abi.Conn
+			it := s.d.gen.maps[m].Iterate()
+			for it.Next(&k, &c) {
+				left = append(left, k.ClientPort)
+			}
+			s.must(it.Err())
+			for _, k := range put {
+				if err := s.d.gen.maps[m].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+					t.Fatal(err)
+				}
+			}
+		}
+		if slices.Sort(left); !slices.Equal(left, c.left) {
+			t.Errorf("%s: %v are left; want %v", what, left, c.left)
+		}
+	}
 }
 
 // Programs of another version take over the connections of those before, so that what was admitted stays so.

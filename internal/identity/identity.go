@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"math/big"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -214,7 +215,8 @@ func (c *CA) end(node, function string) (spiffeid.ID, error) {
 }
 
 // IssueEnd signs a certificate for an end of sealed parts: a key of Ed25519, so that no key is both a node's and an end's.
-func (c *CA) IssueEnd(node, function string, key ed25519.PublicKey, now time.Time) ([]byte, error) {
+// revocations is how often the node's name was revoked before: the certificate has it, so that peers can refuse earlier ones.
+func (c *CA) IssueEnd(node, function string, revocations uint32, key ed25519.PublicKey, now time.Time) ([]byte, error) {
 	if len(key) != ed25519.PublicKeySize {
 		return nil, errors.New("the key is not one of Ed25519")
 	}
@@ -225,6 +227,9 @@ func (c *CA) IssueEnd(node, function string, key ed25519.PublicKey, now time.Tim
 	t, err := template(now, EndValid, id)
 	if err != nil {
 		return nil, err
+	}
+	if revocations > 0 {
+		t.Subject.SerialNumber = strconv.FormatUint(uint64(revocations), 10)
 	}
 	t.BasicConstraintsValid = true
 	t.KeyUsage = x509.KeyUsageDigitalSignature

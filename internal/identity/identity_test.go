@@ -266,7 +266,7 @@ func TestACertificateOfAnEndIsNoNodes(t *testing.T) {
 	if err != nil || !public.Equal(key.Public()) {
 		t.Fatalf("the key of a request: %v", err)
 	}
-	der, err := ca.IssueEnd("r3", "dpi", public, now)
+	der, err := ca.IssueEnd("r3", "dpi", 2, public, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,6 +278,9 @@ func TestACertificateOfAnEndIsNoNodes(t *testing.T) {
 	if err != nil || name != "spiffe://corp.example/node/r3/function/dpi" || len(c.URIs) != 1 || c.URIs[0].String() != name || !c.NotAfter.Equal(now.Add(EndValid).UTC().Truncate(time.Second)) {
 		t.Errorf("the certificate is of %v until %s; %q, %v", c.URIs, c.NotAfter, name, err)
 	}
+	if c.Subject.SerialNumber != "2" {
+		t.Errorf("the certificate says %q of 2 revocations", c.Subject.SerialNumber)
+	}
 	if p, err := VerifyRaw(der, []*x509.Certificate{ca.root}, now); err == nil {
 		t.Errorf("an end is taken for %s", p.ID)
 	}
@@ -288,11 +291,11 @@ func TestACertificateOfAnEndIsNoNodes(t *testing.T) {
 		t.Error("a node gets a certificate for a key of Ed25519")
 	}
 	for _, of := range [][2]string{{"r3", "a/b"}, {"r3", ""}, {"..", "dpi"}} {
-		if _, err := ca.IssueEnd(of[0], of[1], public, now); err == nil {
+		if _, err := ca.IssueEnd(of[0], of[1], 0, public, now); err == nil {
 			t.Errorf("function %q of node %q gets a certificate", of[1], of[0])
 		}
 	}
-	if _, err := ca.IssueEnd("r3", "dpi", nil, now); err == nil {
+	if _, err := ca.IssueEnd("r3", "dpi", 0, nil, now); err == nil {
 		t.Error("no key gets a certificate")
 	}
 	spoiled := slices.Clone(request)

@@ -50,6 +50,8 @@ type end struct {
 	key   ed25519.PrivateKey
 	cert  *x509.Certificate
 	renew time.Time
+
+	revocations uint32 // of the node before the certificate was issued
 }
 
 // ends are all, by name.
@@ -106,6 +108,9 @@ func readEnd(f endFile) (name string, e *end, err error) {
 	if len(e.cert.URIs) != 1 {
 		return "", nil, fmt.Errorf("its certificate has %d names; expect 1", len(e.cert.URIs))
 	}
+	if e.revocations, err = seal.Revocations(e.cert); err != nil {
+		return "", nil, err
+	}
 	// Between a quarter and half of its life.
 	life := e.cert.NotAfter.Sub(e.cert.NotBefore)
 	e.renew = e.cert.NotBefore.Add(life/4 + draw(life/4))
@@ -140,8 +145,8 @@ func (m *Member) EndCertificate(name string) time.Time {
 // isBy reports whether a root has signed a certificate.
 func isBy(c, root *x509.Certificate) bool { return c.CheckSignatureFrom(root) == nil }
 
-// due are the functions of a plan whose ends have no certificate, one of another root than the one that signs, or one that is to be
-// renewed; missing: only those without one that is valid and of a root that the node trusts.
+// due are the functions of a plan whose ends have no certificate, one of another root than the one that signs, one of before the
+// node was revoked, or one that is to be renewed; missing: only those without one that is valid and of a root that the node trusts.
 func (m *Member) due(id *nodeIdentity, n plan.Node, missing bool) (functions []string) {
 	m.ends.mu.Lock()
 	defer m.ends.mu.Unlock()
@@ -149,7 +154,7 @@ func (m *Member) due(id *nodeIdentity, n plan.Node, missing bool) (functions []s
 	for function, name := range n.CertifiedEnds() {
 		e := m.ends.by[name]
 		isBy := func(root *x509.Certificate) bool { return isBy(e.cert, root) }
-		if e == nil || now.After(e.cert.NotAfter) || !slices.ContainsFunc(id.roots, isBy) || !missing && (now.After(e.renew) || !isBy(id.roots[0])) {
+		if e == nil || now.After(e.cert.NotAfter) || e.revocations < n.EndRevocations(name) || !slices.ContainsFunc(id.roots, isBy) || !missing && (now.After(e.renew) || !isBy(id.roots[0])) {
 			functions = append(functions, function)
 		}
 	}
@@ -207,6 +212,8 @@ func (m *Member) certify(ctx context.Context, c client, id *nodeIdentity, n plan
 		case err != nil:
 		case name != want[asked[i].Function]:
 			err = fmt.Errorf("the certificate is of %s; the plan calls the end %s", name, want[asked[i].Function])
+		case is.revocations < n.EndRevocations(name):
+			err = fmt.Errorf("the certificate is of before a revocation: it says that the node was revoked %d times, and the plan %d", is.revocations, n.EndRevocations(name))
 		case !isBy(is.cert, id.roots[0]):
 			err = errors.New("the certificate is not signed by the root that the controller says")
 		default:

@@ -22,6 +22,7 @@ const (
 	featureParams  = "parameters of functions" // functions of kind stream that are instances for parameters of visits
 	featureFilter  = "intrusive netfilter"     // functions of kind netfilter that plain connections go through
 	featureEnds    = "seal certificates"       // ends of sealed parts that make their keys themselves
+	featureRevoked = "seal revocations"        // ends that refuse certificates of before a revocation
 )
 
 // FirstFeatures are those of agents that do not say which they have: they are older than the list. It never
@@ -40,7 +41,7 @@ func Features() []string {
 	all = named[model.Scheme](all, "scheme ")
 	all = named[model.EncapsulationType](all, "encapsulation ")
 	all = named[model.SIDs](all, "sids ")
-	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders, featureSigner, featureFilter, featureParams, featureEnds)
+	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect, featureKeys, featureOCSP, featureHeaders, featureSigner, featureFilter, featureParams, featureEnds, featureRevoked)
 }
 
 // named adds the names of all values of an enumeration.
@@ -115,6 +116,7 @@ func (n Node) Features() []string {
 		if h.Seal != nil {
 			seen[featureSeal] = true
 			seen[featureEnds] = seen[featureEnds] || h.Seal.Certified
+			seen[featureRevoked] = seen[featureRevoked] || h.Seal.Revocations+h.Seal.PeerRevocations > 0
 		}
 	}
 	for _, e := range n.Endpoints {
@@ -128,6 +130,7 @@ func (n Node) Features() []string {
 		if e.Seal != nil {
 			seen[featureSeal] = true
 			seen[featureEnds] = seen[featureEnds] || e.Seal.Certified
+			seen[featureRevoked] = seen[featureRevoked] || e.Seal.Revocations+e.Seal.PeerRevocations > 0
 		}
 	}
 	var out []string

@@ -17,13 +17,14 @@ const epochFirst = 1
 // hops and headends keeps its SIDs, epoch and secrets. A path with other hops or headends gets
 // the next epoch and fresh secrets, since a node that has left the path has the old secrets.
 type Keyring struct {
-	random io.Reader
-	last   []Path
-	paths  map[direction]Path // last; nil: nobody has asked for it
-	rotate func(chain string) bool
-	domain string   // that signs the keys of ends of sealed parts; "": the keyring makes them
-	keep   bool     // a SID of the last compilation goes to no other path or place
-	also   [][]Path // their SIDs go to no other path or place either
+	random      io.Reader
+	last        []Path
+	paths       map[direction]Path // last; nil: nobody has asked for it
+	rotate      func(chain string) bool
+	revocations map[string]uint32 // of nodes, by name
+	domain      string            // that signs the keys of ends of sealed parts; "": the keyring makes them
+	keep        bool              // a SID of the last compilation goes to no other path or place
+	also        [][]Path          // their SIDs go to no other path or place either
 
 	later  [][]Path           // a new epoch is later than that of the same path in these
 	beyond map[uint32][]uint8 // later, by path; nil: nobody has asked for it
@@ -58,7 +59,7 @@ func (k *Keyring) of(d direction) (Path, bool) {
 
 // few is the keyring with only some of its last paths.
 func (k *Keyring) few(last []Path) *Keyring {
-	return &Keyring{random: k.random, last: last, rotate: k.rotate, domain: k.domain}
+	return &Keyring{random: k.random, last: last, rotate: k.rotate, domain: k.domain, revocations: k.revocations}
 }
 
 // epochsOf are epochs of a path that a new one is later than.
@@ -98,7 +99,11 @@ func (k *Keyring) KeepSIDs(also ...[]Path) { k.keep, k.also = true, also }
 
 // Certify leaves the keys of ends of sealed parts to these ends: the controller of a trust domain signs them. A path that is
 // kept from the last compilation keeps its ends' keys, until its next epoch.
-func (k *Keyring) Certify(domain string) { k.domain = domain }
+//
+// revocations is how often nodes were revoked, by name: new epochs have it.
+func (k *Keyring) Certify(domain string, revocations map[string]uint32) {
+	k.domain, k.revocations = domain, revocations
+}
 
 // Rotate gives the paths of these chains the next epoch and fresh secrets without a change.
 func (k *Keyring) Rotate(chain func(name string) bool) { k.rotate = chain }
@@ -169,7 +174,7 @@ func (k *Keyring) secrets(p *Path) error {
 		return fmt.Errorf("%s: %w", p.PathID, err)
 	}
 	if p.Seal != nil {
-		if err := p.Seal.fresh(k.random, k.domain); err != nil {
+		if err := p.Seal.fresh(k.random, k.domain, k.revocations, p.Hops); err != nil {
 			return fmt.Errorf("%s: %w", p.PathID, err)
 		}
 	}

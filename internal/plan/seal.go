@@ -45,6 +45,9 @@ type PathSeal struct {
 	From, To SealKey // From dials; zero if Domain is set
 	// Domain is the trust domain of the controller that signs the ends' own keys; "": From and To are their keys.
 	Domain string
+	// FromRevocations and ToRevocations are how often the ends' nodes had been revoked when the epoch was made: ends refuse
+	// certificates of each other that were issued before. Only with Domain.
+	FromRevocations, ToRevocations uint32
 }
 
 // Seal identifies both ends of a sealed part to one of them, in one epoch.
@@ -55,6 +58,9 @@ type Seal struct {
 	PeerKey SealPublic // the only one that is taken from it
 	// Certified: each end has a key of its own and a certificate of the controller for its name. The plan has no keys.
 	Certified bool
+	// Revocations is how often this end's node was revoked, and PeerRevocations the other end's: a certificate of before counts
+	// no more. Only with Certified.
+	Revocations, PeerRevocations uint32
 	// Origin and Ports identify the chain's connections in each of its parts: their destination,
 	// and their source ports.
 	Origin netip.AddrPort
@@ -75,9 +81,10 @@ func sealed(ch model.Chain, p Path) bool {
 	return ch.Seal && p.Direction == model.Forward && p.To != ""
 }
 
-// fresh makes the keys of both ends. With a trust domain the ends make them themselves.
-func (s *PathSeal) fresh(random io.Reader, domain string) error {
+// fresh makes the keys of both ends of a path. With a trust domain the ends make them themselves.
+func (s *PathSeal) fresh(random io.Reader, domain string, revocations map[string]uint32, hops []Hop) error {
 	if *s = (PathSeal{Domain: domain}); domain != "" {
+		s.FromRevocations, s.ToRevocations = revocations[hops[0].Node], revocations[hops[len(hops)-1].Node]
 		return nil
 	}
 	for _, k := range []*SealKey{&s.From, &s.To} {
@@ -101,6 +108,8 @@ func sealEnds(d model.Domain, p Path) (from, to *Seal) {
 	from.Peer, to.Peer = to.Name, from.Name
 	if p.Seal.Domain != "" {
 		from.Certified, to.Certified = true, true
+		from.Revocations, from.PeerRevocations = p.Seal.FromRevocations, p.Seal.ToRevocations
+		to.Revocations, to.PeerRevocations = p.Seal.ToRevocations, p.Seal.FromRevocations
 		return from, to
 	}
 	from.Key, from.PeerKey = p.Seal.From, p.Seal.To.Public()
@@ -122,6 +131,69 @@ func (n Node) CertifiedEnds() map[string]string {
 		}
 	}
 	return ends
+}
+
+// EndRevocations is how often the node was revoked, as the latest plan of an end of it says: a certificate for the end that was
+// issued before is refused by others.
+func (n Node) EndRevocations(name string) (most uint32) {
+	for _, h := range n.Headends {
+		if h.Seal != nil && h.Seal.Name == name {
+			most = max(most, h.Seal.Revocations)
+		}
+	}
+	for _, e := range n.Egresses {
+		if e.Seal != nil && e.Seal.Name == name {
+			most = max(most, e.Seal.Revocations)
+		}
+	}
+	return most
+}
+
+// RevokedPaths are the paths of the node whose connections end when next takes the place of its plan: all paths of a chain with an end
+// of before a revocation. Of such a chain a sealed part is gone, or one of its ends has to show a later certificate.
+func (n Node) RevokedPaths(next Node) []uint32 {
+	type end struct {
+		path uint32
+		peer string
+	}
+	numbers := func(n Node) (of map[end]uint32, parts map[uint32]string) {
+		of, parts = map[end]uint32{}, map[uint32]string{} // parts: their chains
+		add := func(id PathID, s *Seal) {
+			if s != nil && s.Certified {
+				e := end{id.Path, s.Peer}
+				of[e], parts[id.Path] = max(of[e], s.PeerRevocations), id.Chain
+			}
+		}
+		for _, h := range n.Headends {
+			add(h.PathID, h.Seal)
+		}
+		for _, e := range n.Egresses {
+			add(e.PathID, e.Seal)
+		}
+		return of, parts
+	}
+	was, parts := numbers(n)
+	now, left := numbers(next)
+	revoked := map[string]bool{}
+	for e, number := range was {
+		if _, ok := left[e.path]; !ok || now[e] > number {
+			revoked[parts[e.path]] = true
+		}
+	}
+	var paths []uint32
+	add := func(id PathID) {
+		if revoked[id.Chain] && !slices.Contains(paths, id.Path) {
+			paths = append(paths, id.Path)
+		}
+	}
+	for _, h := range n.Headends {
+		add(h.PathID)
+	}
+	for _, e := range n.Egresses {
+		add(e.PathID)
+	}
+	slices.Sort(paths)
+	return paths
 }
 
 // sealOrigins are the origins with which the path's first end opens sessions; none if that end
@@ -311,6 +383,8 @@ func (c *nodeChecker) seal(p *problems, id PathID, match model.Match, s Seal, ow
 			if s.Key != (SealKey{}) || s.PeerKey != (SealPublic{}) {
 				p.addf("certified: an end with a certificate of the controller makes its key itself; the plan has none")
 			}
+		case s.Revocations != 0 || s.PeerRevocations != 0:
+			p.addf("revocations: only ends with certificates of the controller have them; the plan has keys")
 		case s.Key == SealKey{}:
 			p.addf("key: is missing")
 		case s.PeerKey == SealPublic{}:
@@ -334,6 +408,8 @@ func (s *PathSeal) check(p *problems, path Path) {
 		if s.From != (SealKey{}) || s.To != (SealKey{}) {
 			p.addf("seal: ends with certificates of a controller make their keys themselves; the path has none")
 		}
+	case s.FromRevocations != 0 || s.ToRevocations != 0:
+		p.addf("seal: only ends with certificates of a controller have revocations; the path has keys")
 	case s.From == SealKey{} || s.To == SealKey{}:
 		p.addf("seal: its two ends have a key each")
 	}
@@ -345,6 +421,9 @@ type pathSealFile struct {
 	From   *sealKeyFile `json:"from,omitempty"`
 	To     *sealKeyFile `json:"to,omitempty"`
 	Domain string       `json:"domain,omitempty"`
+
+	FromRevocations uint32 `json:"from-revocations,omitempty"`
+	ToRevocations   uint32 `json:"to-revocations,omitempty"`
 }
 
 type sealFile struct {
@@ -355,6 +434,9 @@ type sealFile struct {
 	Certified bool           `json:"certified,omitempty"`
 	Origin    netip.AddrPort `json:"origin"`
 	Ports     model.Ports    `json:"ports"`
+
+	Revocations     uint32 `json:"revocations,omitempty"`
+	PeerRevocations uint32 `json:"peer-revocations,omitempty"`
 }
 
 type sealOriginFile struct {
@@ -367,28 +449,31 @@ func pathSealToFile(s *PathSeal) *pathSealFile {
 	if s == nil {
 		return nil
 	}
-	return &pathSealFile{keyToFile(s.From), keyToFile(s.To), s.Domain}
+	return &pathSealFile{keyToFile(s.From), keyToFile(s.To), s.Domain, s.FromRevocations, s.ToRevocations}
 }
 
 func (f *pathSealFile) seal() *PathSeal {
 	if f == nil {
 		return nil
 	}
-	return &PathSeal{SealKey(f.From.key()), SealKey(f.To.key()), f.Domain}
+	return &PathSeal{SealKey(f.From.key()), SealKey(f.To.key()), f.Domain, f.FromRevocations, f.ToRevocations}
 }
 
 func sealToFile(s *Seal) *sealFile {
 	if s == nil {
 		return nil
 	}
-	return &sealFile{s.Name, keyToFile(s.Key), s.Peer, keyToFile(s.PeerKey), s.Certified, s.Origin, s.Ports}
+	return &sealFile{s.Name, keyToFile(s.Key), s.Peer, keyToFile(s.PeerKey), s.Certified, s.Origin, s.Ports, s.Revocations, s.PeerRevocations}
 }
 
 func (f *sealFile) seal() *Seal {
 	if f == nil {
 		return nil
 	}
-	return &Seal{f.Name, SealKey(f.Key.key()), f.Peer, SealPublic(f.PeerKey.key()), f.Certified, f.Origin, f.Ports}
+	return &Seal{
+		Name: f.Name, Key: SealKey(f.Key.key()), Peer: f.Peer, PeerKey: SealPublic(f.PeerKey.key()), Certified: f.Certified,
+		Revocations: f.Revocations, PeerRevocations: f.PeerRevocations, Origin: f.Origin, Ports: f.Ports,
+	}
 }
 
 func sealOriginsToFile(list []SealOrigin) (out []sealOriginFile) {

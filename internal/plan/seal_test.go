@@ -553,7 +553,7 @@ func TestEndsWithCertificatesHaveNoKeysInPlans(t *testing.T) {
 	last := compile(t, sealing(), NewKeyring(random(1), nil))
 	certify := func(seed uint64, rotate bool) *Domain {
 		keys := NewKeyring(random(seed), last.Paths)
-		keys.Certify("corp.example")
+		keys.Certify("corp.example", nil)
 		keys.KeepSIDs()
 		keys.Rotate(func(string) bool { return rotate })
 		return compile(t, sealing(), keys)
@@ -621,9 +621,78 @@ func TestEndsWithCertificatesHaveNoKeysInPlans(t *testing.T) {
 	}
 }
 
+// Plans say how often the nodes of both ends were revoked, from the next epoch on.
+func TestPlansHaveRevocationsOfEnds(t *testing.T) {
+	certify := func(last []Path, revocations map[string]uint32, rotate bool) *Domain {
+		keys := NewKeyring(random(1), last)
+		keys.Certify("corp.example", revocations)
+		keys.Rotate(func(string) bool { return rotate })
+		return compile(t, sealing(), keys)
+	}
+	first := certify(nil, nil, false)
+	for _, n := range first.Nodes {
+		if slices.Contains(n.Features(), "seal revocations") {
+			t.Errorf("%s was never revoked, and its plan asks for revocations", n.Name)
+		}
+	}
+	revocations := map[string]uint32{"r1": 2, "r2": 7}
+	if diff := cmp.Diff(first.Paths, certify(first.Paths, revocations, false).Paths, equal); diff != "" {
+		t.Errorf("an epoch that is kept (-before +after):\n%s", diff)
+	}
+	next := certify(first.Paths, revocations, true)
+	b, err := EncodePaths(next.Paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := DecodePaths(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(next.Paths, again, equal); diff != "" {
+		t.Errorf("paths read again (-written +read):\n%s", diff)
+	}
+	seen := 0
+	for _, n := range next.Nodes {
+		asks := false
+		of := func(s *Seal) {
+			if s == nil {
+				return
+			}
+			seen++
+			node := func(name string) uint32 { return revocations[strings.Split(name, "/")[4]] }
+			if s.Revocations != node(s.Name) || s.PeerRevocations != node(s.Peer) {
+				t.Errorf("%s with %s: %d and %d revocations", s.Name, s.Peer, s.Revocations, s.PeerRevocations)
+			}
+			if got := n.EndRevocations(s.Name); got != node(s.Name) {
+				t.Errorf("%s has to show a certificate of %d revocations; want %d", s.Name, got, node(s.Name))
+			}
+			asks = asks || s.Revocations+s.PeerRevocations > 0
+		}
+		for _, h := range n.Headends {
+			of(h.Seal)
+		}
+		for _, e := range n.Egresses {
+			of(e.Seal)
+		}
+		if slices.Contains(n.Features(), "seal revocations") != asks {
+			t.Errorf("the plan of %s asks for revocations: %t", n.Name, !asks)
+		}
+		again, err := DecodeNode(unchecked(t, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(n, again, equal); diff != "" {
+			t.Errorf("%s read again (-written +read):\n%s", n.Name, diff)
+		}
+	}
+	if seen == 0 {
+		t.Error("no end was looked at")
+	}
+}
+
 func TestBadEndsWithCertificatesAreRefused(t *testing.T) {
 	keys := NewKeyring(random(1), nil)
-	keys.Certify("corp.example")
+	keys.Certify("corp.example", nil)
 	for name, c := range map[string]struct {
 		change func(s *Seal)
 		says   string
@@ -634,6 +703,7 @@ func TestBadEndsWithCertificatesAreRefused(t *testing.T) {
 		"another trust domain":   {func(s *Seal) { s.Peer = strings.Replace(s.Peer, "corp.example", "other", 1) }, "is not function gateway of another node"},
 		"a trust domain as none": {func(s *Seal) { s.Name = strings.Replace(s.Name, "corp.example", "Corp Example", 1) }, "no trust domain"},
 		"the name of another":    {func(s *Seal) { s.Name = s.Peer }, "is not that of this end"},
+		"revocations and keys":   {func(s *Seal) { s.Certified, s.Key, s.PeerKey, s.Revocations = false, SealKey{1}, SealPublic{1}, 1 }, "revocations: only ends"},
 		"neither":                {func(s *Seal) { s.Certified = false }, "key: is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {

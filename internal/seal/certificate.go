@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -14,6 +15,7 @@ import (
 var (
 	ErrUntrusted = errors.New("the other end's certificate is not one of the controller's for an end")
 	ErrExpired   = errors.New("the other end's certificate is not valid now")
+	ErrRevoked   = errors.New("the other end's certificate was issued before its node was revoked")
 )
 
 // Identity is what an end has of its own where a controller signs: a key, its certificate, and the roots that other ends'
@@ -29,6 +31,20 @@ func (Identity) String() string { return "{identity of an end}" }
 
 // GoString leaves the key out.
 func (i Identity) GoString() string { return i.String() }
+
+// Revocations is how often the name of a certificate's node was revoked before the certificate was issued. The controller
+// writes it as the serialNumber of the subject (X.520 section 6.2.9), and nothing where it is 0.
+func Revocations(c *x509.Certificate) (uint32, error) {
+	text := c.Subject.SerialNumber
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("the serialNumber of its subject, %q, is no number of revocations", text)
+	}
+	return uint32(n), nil
+}
 
 // verifyCertificate holds a certificate that has the right name to what a controller signs for an end. It runs at every
 // handshake, also where a session is resumed: the session has the certificate.
@@ -54,6 +70,12 @@ func (p *Part) verifyCertificate(c *x509.Certificate, e Epoch, dialled bool) err
 		return fmt.Errorf("%w: that of %s: %w", ErrUntrusted, p.Other, err)
 	case at.After(ends):
 		return fmt.Errorf("%w: the root that has signed that of %s ended at %s", ErrExpired, p.Other, ends.Format(time.RFC3339))
+	}
+	switch had, err := Revocations(c); {
+	case err != nil:
+		return fmt.Errorf("%w: that of %s: %w", ErrUntrusted, p.Other, err)
+	case had < e.PeerRevocations:
+		return fmt.Errorf("%w: that of %s was issued after %d revocations of the node; the plan knows of %d", ErrRevoked, p.Other, had, e.PeerRevocations)
 	}
 	return nil
 }

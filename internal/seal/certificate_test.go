@@ -169,6 +169,41 @@ func TestACertificateThatIsNotTheEndsIsRefused(t *testing.T) {
 	}
 }
 
+// Certificates that a node had before it was revoked are refused, also if others have them by now; those of after are taken.
+func TestACertificateOfBeforeARevocationIsRefused(t *testing.T) {
+	a := newSigner(t, time.Now().Add(time.Hour))
+	with := func(p *Part, number string) {
+		roots := p.Epochs[0]
+		p.Epochs[0] = a.end(p.Name, func(c *x509.Certificate) { c.Subject.SerialNumber = number })
+		p.Epochs[0].PeerRevocations = roots.PeerRevocations
+	}
+	for _, dialling := range []bool{true, false} {
+		for number, reason := range map[string]Reason{"": Revoked, "0": Revoked, "1": Revoked, "2": "", "3": "", "4294967296": Untrusted, "-1": Untrusted, "two": Untrusted} {
+			dials, accepts := certifiedPart(a)
+			shows, other := dials, accepts
+			if !dialling {
+				shows, other = accepts, dials
+			}
+			other.Epochs[0].PeerRevocations = 2
+			with(shows, number)
+			s := once(t, dials, accepts)
+			err := s.acceptErr
+			if !dialling {
+				err = s.dialErr
+			}
+			if reason == "" {
+				if !s.whole([]byte("request"), []byte("answer")) {
+					t.Errorf("dialling %t, after %s revocations: %v %v", dialling, number, s.dialErr, s.acceptErr)
+				}
+				continue
+			}
+			if err == nil || ReasonOf(err) != reason || len(s.got)+len(s.gotBack) > 0 {
+				t.Errorf("dialling %t, after %q revocations: %v; want %s", dialling, number, err, reason)
+			}
+		}
+	}
+}
+
 // A key of a plan is no certificate, and the other way round.
 func TestEndsOfTwoKindsDoNotTakeEachOther(t *testing.T) {
 	a := newSigner(t, time.Now().Add(time.Hour))
@@ -246,6 +281,8 @@ func TestAResumedEndIsHeldToItsCertificate(t *testing.T) {
 		"who dials has dropped the root":             {func(d, _ *Part) { d.Epochs[0].Roots = [][]byte{next.root.Raw} }, func(s session) error { return s.dialErr }, Untrusted},
 		"the certificate of who dials has expired":   {func(_, p *Part) { p.now = later }, func(s session) error { return s.acceptErr }, Expired},
 		"the certificate of who accepts has expired": {func(d, _ *Part) { d.now = later }, func(s session) error { return s.dialErr }, Expired},
+		"the node of who dials was revoked":          {func(_, p *Part) { p.Epochs[0].PeerRevocations = 1 }, func(s session) error { return s.acceptErr }, Revoked},
+		"the node of who accepts was revoked":        {func(d, _ *Part) { d.Epochs[0].PeerRevocations = 1 }, func(s session) error { return s.dialErr }, Revoked},
 		"who accepts wants another name":             {func(_, p *Part) { p.Other = Name("r2", "gateway") }, func(s session) error { return s.acceptErr }, Peer},
 	} {
 		t.Run(name, func(t *testing.T) {

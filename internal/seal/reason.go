@@ -19,6 +19,7 @@ const (
 	Peer         Reason = "peer"          // it is not who the plan names, or its bytes were changed
 	Untrusted    Reason = "untrusted"     // its certificate has the name, and is not signed by the controller for an end
 	Expired      Reason = "expired"       // its certificate has ended, or has not begun
+	Revoked      Reason = "revoked"       // its certificate is of before its node was revoked
 	Key          Reason = "key"           // this end has no key for the part
 	Gone         Reason = "gone"          // it ended, or said nothing, before it had said what it is for
 )
@@ -39,6 +40,8 @@ func ReasonOf(err error) Reason {
 		return Untrusted
 	case errors.Is(err, ErrExpired):
 		return Expired
+	case errors.Is(err, ErrRevoked):
+		return Revoked
 	case errors.Is(err, ErrMismatch):
 		return PartMismatch
 	case isAny(ErrTruncated, context.Canceled, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE), errors.As(err, &timeout) && timeout.Timeout():

@@ -52,6 +52,8 @@ type Epoch struct {
 
 	Certificate []byte   `json:",omitempty"` // this end's, in DER, signed by a controller; nil: it signs one itself
 	Roots       [][]byte `json:",omitempty"` // certificates in DER
+	// PeerRevocations is how often the other end's node was revoked: a certificate that it had before is refused.
+	PeerRevocations uint32 `json:",omitempty"`
 
 	Name, Other string `json:",omitempty"` // those of both ends in this epoch; "": the Part's
 }

@@ -28,12 +28,13 @@ var RefusalReasons = map[string]string{
 	"worker-peer":          "the connection's other end was not the one that the plan names, or its bytes were changed on the way",
 	"worker-untrusted":     "the certificate of the connection's other end was not one that the controller has signed for an end",
 	"worker-expired":       "the certificate of the connection's other end was not valid at that time",
+	"worker-revoked":       "the certificate of the connection's other end was issued before its node was revoked",
 	"worker-no-key":        "there was no key for the connection's part",
 }
 
 // refusalWhy is the reason that goes with how a connection was counted.
 var refusalWhy = map[int]string{
-	wordByFunction: "worker-function", wordMismatch: "worker-part-mismatch", wordUnsealed: "worker-unsealed", wordPeer: "worker-peer", wordUntrusted: "worker-untrusted", wordExpired: "worker-expired", wordNoKey: "worker-no-key",
+	wordByFunction: "worker-function", wordMismatch: "worker-part-mismatch", wordUnsealed: "worker-unsealed", wordPeer: "worker-peer", wordUntrusted: "worker-untrusted", wordExpired: "worker-expired", wordRevoked: "worker-revoked", wordNoKey: "worker-no-key",
 }
 
 // Both sides hold a bound: a worker may be taken over, and a parent has readers.

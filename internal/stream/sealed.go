@@ -437,7 +437,7 @@ func (s *sealed) run() {
 }
 
 var refusedWords = map[seal.Reason]int{
-	seal.PartMismatch: wordMismatch, seal.Unsealed: wordUnsealed, seal.Peer: wordPeer, seal.Untrusted: wordUntrusted, seal.Expired: wordExpired, seal.Key: wordNoKey, seal.Gone: wordByClient,
+	seal.PartMismatch: wordMismatch, seal.Unsealed: wordUnsealed, seal.Peer: wordPeer, seal.Untrusted: wordUntrusted, seal.Expired: wordExpired, seal.Revoked: wordRevoked, seal.Key: wordNoKey, seal.Gone: wordByClient,
 }
 
 // serve is a connection's life; word is how it ends.

@@ -434,7 +434,7 @@ func TestSealedWorkerRefusesCertificates(t *testing.T) {
 	end := func(by *identity.CA, node, function string, at time.Time) seal.Epoch {
 		public, key, err := ed25519.GenerateKey(rand.Reader)
 		must(t, err)
-		der, err := by.IssueEnd(node, function, public, at)
+		der, err := by.IssueEnd(node, function, 0, public, at)
 		must(t, err)
 		return seal.Epoch{Number: 3, Key: key, Certificate: der, Roots: [][]byte{ca.Root()}}
 	}

@@ -28,6 +28,7 @@ const (
 	wordPeer              // the other end was not who it must be, or its bytes were changed on the way
 	wordUntrusted         // the other end's certificate was not one of the controller's for an end
 	wordExpired           // the other end's certificate was not valid at that time
+	wordRevoked           // the other end's certificate is of before its node was revoked
 	wordNoKey             // there was no key for them
 	wordLoops             // how many loops there are; the first loop's, and no counter
 	wordRoom              // connections that there are descriptors for, if these are fewer than the limit allows; the same
@@ -87,6 +88,7 @@ type Statistics struct {
 	Peer            uint64   `json:"peer"`            // refused: by another end than the plan names
 	Untrusted       uint64   `json:"untrusted"`       // refused: the other end's certificate was not one of the controller's for an end
 	Expired         uint64   `json:"expired"`         // refused: the other end's certificate was not valid at that time
+	Revoked         uint64   `json:"revoked"`         // refused: the other end\'s certificate is of before its node was revoked
 	NoKey           uint64   `json:"noKey"`           // refused: there was no key for the part
 	Batches         uint64   `json:"batches"`         // that sealed connections have now, of 64 KiB each
 	Unbatched       uint64   `json:"unbatched"`       // reads and writes of sealed connections for which none was left
@@ -131,6 +133,7 @@ func ReadStatistics(memory *host.SharedWords, c *Config) Statistics {
 		s.Peer += w[wordPeer].Load()
 		s.Untrusted += w[wordUntrusted].Load()
 		s.Expired += w[wordExpired].Load()
+		s.Revoked += w[wordRevoked].Load()
 		s.NoKey += w[wordNoKey].Load()
 		s.Batches += w[wordBatches].Load()
 		s.Unbatched += w[wordUnbatched].Load()
@@ -152,7 +155,7 @@ func ReadStatistics(memory *host.SharedWords, c *Config) Statistics {
 		}
 	}
 	closed := s.Ended + s.Unreached + s.ResetByClient + s.ResetByServer + s.ResetByFunction + s.ResetByLimit + s.ResetByWorker +
-		s.PartMismatch + s.Unsealed + s.Peer + s.Untrusted + s.Expired + s.NoKey
+		s.PartMismatch + s.Unsealed + s.Peer + s.Untrusted + s.Expired + s.Revoked + s.NoKey
 	s.Now = s.Opened - min(closed, s.Opened)
 	return s
 }

@@ -105,6 +105,115 @@ func TestEndsUnderAControllerHaveKeysOfTheirOwn(t *testing.T) {
 	works("without a controller")
 }
 
+// The node of the gateway is revoked and joins again, and whoever has stolen the key and certificate of its end uses them, on the right
+// path and with proofs of the new epoch: the function's worker refuses each session, and says why. With the certificate of after
+// the revocation the same gateway is let in.
+func TestAStolenEndIsRefusedAfterItsNodeWasRevoked(t *testing.T) {
+	t.Parallel()
+	domain := sealedDomain(t)
+	s := newShopOf(t, domain, "[fc00:8::2]:443", func(c *lab.Config) { c.WithoutAgents = true })
+	c := controlledIn(t, s.world)
+	c.more = []string{"--gateway-files", s.folder}
+	defer c.close()
+	c.start()
+	for _, name := range c.nodes() {
+		c.agent(name, strings.TrimSpace(c.must("node", "token", name).stdout))
+	}
+	c.must("apply", "-f", write(t, "domain.yaml", domain), "--wait")
+	for _, name := range c.nodes() {
+		c.ready(name)
+	}
+	const path = "/files/" + sealMarker
+	works := func(when string) {
+		t.Helper()
+		if got, want := s.curl("alice.pem", "1.1", path), "hello|5 200 1\n"; got != want {
+			t.Fatalf("%s: curl prints %q; want %q", when, got, want)
+		}
+	}
+	revoked := func() uint64 {
+		t.Helper()
+		f, err := s.function("r3", "dpi")
+		must(t, err)
+		return f.Stream.Revoked
+	}
+	works("at first")
+	// The gateway keeps the connection to dpi, for the next request of the client.
+	connections := func(n int) {
+		t.Helper()
+		eventually(t, func() error {
+			r := run(t, "get", "streams", "dpi", "--connections", "--socket", agent.SocketPath(c.AgentDir("r3")), "-o", "json")
+			var list struct{ Connections []json.RawMessage }
+			if err := json.Unmarshal([]byte(r.stdout), &list); err != nil || len(list.Connections) != n {
+				return fmt.Errorf("dpi has %d connections, want %d: %s %v", len(list.Connections), n, r, err)
+			}
+			return nil
+		})
+	}
+	connections(1)
+	member := filepath.Join(c.AgentDir("r1"), "member")
+	ends := filepath.Join(member, "ends.json")
+	stolen, err := os.ReadFile(ends)
+	must(t, err)
+
+	c.must("node", "revoke", "r1", "--yes")
+	eventually(t, func() error {
+		if r := c.must("get", "chains"); !strings.Contains(r.stdout, "its headend r1 was revoked") {
+			return fmt.Errorf("the chain is not blocked: %s", r)
+		}
+		return nil
+	})
+	connections(0) // though the gateway has not ended it
+	c.killAgent("r1")
+	must(t, os.RemoveAll(member))
+	c.agent("r1", strings.TrimSpace(c.must("node", "token", "r1", "--reinstate").stdout))
+	c.ready("r1")
+	eventually(t, func() error {
+		if got, want := s.curl("alice.pem", "1.1", path), "hello|5 200 1\n"; got != want {
+			return fmt.Errorf("the node has joined again: curl prints %q; want %q", got, want)
+		}
+		return nil
+	})
+	if n := revoked(); n != 0 {
+		t.Errorf("dpi has refused %d sessions of the new certificate", n)
+	}
+
+	own, err := os.ReadFile(ends)
+	must(t, err)
+	if bytes.Equal(own, stolen) {
+		t.Fatal("the end has the certificate of before")
+	}
+	// Without a controller nothing replaces the file.
+	c.kill(&c.process)
+	with := func(file []byte) {
+		t.Helper()
+		c.killAgent("r1")
+		must(t, os.WriteFile(ends, file, 0o600))
+		c.agent("r1", "")
+		c.ready("r1")
+	}
+	s.mu.Lock()
+	asked := len(s.seen)
+	s.mu.Unlock()
+	with(stolen)
+	eventually(t, func() error {
+		if got := s.curl("alice.pem", "1.1", path); !strings.Contains(got, " 502 ") {
+			t.Errorf("with the stolen certificate curl prints %q; want 502", got)
+		}
+		f, err := s.function("r3", "dpi")
+		if err == nil && f.Stream.Revoked == 0 {
+			err = fmt.Errorf("dpi has refused no session as revoked: %+v", f.Stream)
+		}
+		return err
+	})
+	s.mu.Lock()
+	if now := len(s.seen); now != asked {
+		t.Errorf("the origin has got %d requests by the stolen certificate", now-asked)
+	}
+	s.mu.Unlock()
+	with(own)
+	works("with its own certificate again")
+}
+
 // memoryHas searches what a process can write to for some bytes.
 func memoryHas(pid int, key []byte) (found bool, err error) {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
