@@ -301,9 +301,9 @@ func TestGoalsThatAreNotReachedSayWhy(t *testing.T) {
 	}
 }
 
-// Beside others' load nothing is judged, neither reached nor not.
+// Beside others' load nothing is judged but memory, neither reached nor not.
 func TestFiguresBesideOthersAreNotJudged(t *testing.T) {
-	r := Result{Command: "hop", Figures: []Figure{{Name: "hop/end-keyed/xdp", Ratio: 3.5}, {Name: "hop/verify-opot/xdp", Ratio: 2.9}}}
+	r := Result{Command: "hop", Figures: []Figure{{Name: "hop/end-keyed/xdp", Ratio: 3.5}, {Name: "hop/verify-opot/xdp", Ratio: 2.9}, {Name: "control/memory/node-heap/changes-10000", Unit: unitMemory}}}
 	r.judge(disturbedMost)
 	if len(r.Notes) != 0 || r.Figures[0].Disturbed != 0 {
 		t.Errorf("on a quiet machine: %+v", r)
@@ -313,6 +313,9 @@ func TestFiguresBesideOthersAreNotJudged(t *testing.T) {
 	r.goals(&b, false)
 	if n := strings.Count(b.String(), "| not judged: others used the machine |"); n != 2 || strings.Contains(b.String(), "reached") {
 		t.Errorf("%d of 2 goals are not judged:\n%s", n, b.String())
+	}
+	if r.Figures[2].Disturbed != 0 {
+		t.Error("a figure of memory is not judged")
 	}
 	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "31 %") {
 		t.Errorf("notes %q", r.Notes)

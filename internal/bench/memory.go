@@ -15,6 +15,8 @@ import (
 const (
 	// memoryAgents are the members of the controller whose memory is measured.
 	memoryAgents = 30
+	// unitMemory is of memory that is held, which other load does not make more.
+	unitMemory = "KB"
 	// memoryAhead are changes before those that count: as many as there are epochs.
 	memoryAhead = 256
 	// memoryChanges are those that count, and memoryQuick those of a quick run.
@@ -46,7 +48,7 @@ func memorySubjects(quick bool) (subjects []subject, changes int) {
 			}
 			base := fmt.Sprintf("control/memory/%s-%s/changes-0", of.name, what)
 			for _, n := range []int{0, changes} {
-				s := Series{Name: fmt.Sprintf("control/memory/%s-%s/changes-%d", of.name, what, n), Unit: "KB", Better: Less, Params: map[string]float64{"changes": float64(n)}}
+				s := Series{Name: fmt.Sprintf("control/memory/%s-%s/changes-%d", of.name, what, n), Unit: unitMemory, Better: Less, Params: map[string]float64{"changes": float64(n)}}
 				if n > 0 {
 					s.Baseline = base
 				}

@@ -229,14 +229,17 @@ func (r *Result) end() {
 	r.judge(now.disturbed(*r.before, r.Machine.CPUs))
 }
 
-// judge marks all figures if others took more of the CPUs' time than disturbedMost.
+// judge marks figures if others took more of the CPUs' time than disturbedMost: all but those of memory, of
+// which no more is held for it.
 func (r *Result) judge(disturbed float64) {
 	if disturbed <= disturbedMost {
 		return
 	}
-	r.note(fmt.Sprintf("Others took %.0f %% of the CPUs' time during the runs of %q: times are too long and their spread too wide, so its figures are not judged. Run it again on a quiet machine.", 100*disturbed, r.Command))
+	r.note(fmt.Sprintf("Others took %.0f %% of the CPUs' time during the runs of %q: times are too long and their spread too wide, so only figures of memory are judged. Run it again on a quiet machine.", 100*disturbed, r.Command))
 	for i := range r.Figures {
-		r.Figures[i].Disturbed = disturbed
+		if r.Figures[i].Unit != unitMemory {
+			r.Figures[i].Disturbed = disturbed
+		}
 	}
 }
 

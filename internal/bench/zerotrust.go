@@ -1045,7 +1045,7 @@ func (t *sealedTrack) figures(runs int) ([]Figure, error) {
 	function := Series{Name: "zt/cpu/function-to-gateway/" + t.name(), Unit: "ns/KB", Better: Less, Params: params, Baseline: gateway.Name, Samples: t.work[1][len(t.work[1])-runs:]}
 	series := []Series{gateway, function}
 	if t.fresh > 0 {
-		series = append(series, Series{Name: "zt/memory/" + t.name(), Unit: "KB", Better: Less, Params: params, Samples: []float64{t.fresh}})
+		series = append(series, Series{Name: "zt/memory/" + t.name(), Unit: unitMemory, Better: Less, Params: params, Samples: []float64{t.fresh}})
 	}
 	return Figures(series)
 }
