@@ -188,9 +188,12 @@ func TestAProxyCarriesByItsChains(t *testing.T) {
 		}
 	}
 	for _, why := range []gateway.Reason{gateway.RuleNone, gateway.DestinationUnknown, gateway.OriginFailed, gateway.MethodRefused, gateway.CertMissing} {
-		if !slices.ContainsFunc(s.audit(), func(r gateway.Record) bool { return r.Event == gateway.EventRefused && r.Reason == why }) {
-			t.Errorf("the log has no line for %s", why)
-		}
+		eventually(t, func() error { // a client hears of it before the log has it
+			if !slices.ContainsFunc(s.audit(), func(r gateway.Record) bool { return r.Event == gateway.EventRefused && r.Reason == why }) {
+				return fmt.Errorf("the log has no line for %s", why)
+			}
+			return nil
+		})
 	}
 	// A tunnel that is kept open by an identity that is revoked.
 	settings := &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "proxy.example.org", Certificates: []tls.Certificate{s.alice}}

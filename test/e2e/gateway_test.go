@@ -718,6 +718,7 @@ func TestARevokedIdentityStaysOut(t *testing.T) {
 		}
 	}
 	out("at once")
+	s.mayRefuse("r1", "stream-down") // what was under way to the gateway that ends
 	must(t, s.StopAgent(soon(t), "r1"))
 	must(t, s.StartAgent(soon(t), "r1"))
 	out("at the next agent")
