@@ -223,26 +223,36 @@ func (w *world) waysTo(from *host.Net, to string) (devices []string, pushes bool
 	return devices, pushes, err
 }
 
-// withoutStaleWays takes the way by a device out of a router's route for a label, if there is another one: FRR 8.4 has left one behind
-// when the way changed, so that packets of some flows went round between two nodes.
-func (w *world) withoutStaleWays(router, label, stale string) {
+// takes waits until a router's route for a label has a way by the device, and takes all others out of it: FRR 8.4 leaves some behind when
+// the way changes, so that packets of some flows go round between two routers.
+func (w *world) takes(router, label, device string) {
 	w.t.Helper()
-	var ways []string
-	for line := range strings.Lines(w.shell(router, "ip", "-f", "mpls", "route", "show", label)) {
-		if way, found := strings.CutPrefix(strings.TrimSpace(line), "nexthop "); found {
-			ways = append(ways, way)
+	within(w.t, patience, func() error {
+		said := w.shell(router, "ip", "-f", "mpls", "route", "show", label)
+		// One way stands behind the label, several have a line each, with a weight at its end.
+		var ways [][]string
+		for line := range strings.Lines(said) {
+			way, found := strings.CutPrefix(strings.TrimSpace(line), "nexthop ")
+			if !found {
+				way, found = strings.CutPrefix(line, label)
+			}
+			if found && strings.Contains(way, " dev ") {
+				way, _, _ = strings.Cut(way, " weight ")
+				way, _, _ = strings.Cut(way, " proto ")
+				ways = append(ways, strings.Fields(way))
+			}
 		}
-	}
-	fresh := slices.DeleteFunc(slices.Clone(ways), func(way string) bool { return strings.Contains(way, " dev "+stale) })
-	if len(fresh) == len(ways) || len(fresh) == 0 {
-		return
-	}
-	w.t.Logf("%s has the ways %q for label %s", router, ways, label)
-	args := []string{"ip", "-f", "mpls", "route", "replace", label, "proto", "ospf"}
-	for _, way := range fresh {
-		args = append(append(args, "nexthop"), strings.Fields(way)...)
-	}
-	w.shell(router, args...)
+		i := slices.IndexFunc(ways, func(way []string) bool { return slices.Contains(way, device) })
+		switch {
+		case i < 0:
+			return fmt.Errorf("%s has the route %q; want a way by %s", router, said, device)
+		case len(ways) > 1:
+			w.t.Logf("%s has the route %q; the way by %s stays", router, said, device)
+			w.shell(router, slices.Concat([]string{"ip", "-f", "mpls", "route", "replace", label, "proto", "ospf"}, ways[i])...)
+			return fmt.Errorf("%s had the route %q; want the way by %s alone", router, said, device)
+		}
+		return nil
+	})
 }
 
 // Labels, next hops and the way around a link that is cut are the IGP's. Nodes' routes to one another push labels of their
@@ -322,8 +332,8 @@ func TestStockFRRsSegmentRoutingCarriesAChain(t *testing.T) {
 	w.ip("r1", "link set r1-a down")
 	leads("r1", "r2", "r1-b")
 	leads("r2", "r1", "r2-f")
-	for _, stale := range [][3]string{{"b", "16002", "b-r1"}, {"f", "16002", "f-b"}, {"f", "16001", "f-r2"}, {"b", "16001", "b-f"}} {
-		w.withoutStaleWays(stale[0], stale[1], stale[2])
+	for _, way := range [][3]string{{"b", "16002", "b-f"}, {"f", "16002", "f-r2"}, {"f", "16001", "f-b"}, {"b", "16001", "b-r1"}} {
+		w.takes(way[0], way[1], way[2])
 	}
 	s.more(size)
 	if n := by("f", "f-b") - byF; n < size/1500/2 {
@@ -333,8 +343,8 @@ func TestStockFRRsSegmentRoutingCarriesAChain(t *testing.T) {
 	w.ip("r1", "link set r1-a up")
 	leads("r1", "r2", "r1-a")
 	leads("r2", "r1", "r2-e")
-	for _, stale := range [][3]string{{"a", "16002", "a-r1"}, {"e", "16002", "e-a"}, {"e", "16001", "e-r2"}, {"a", "16001", "a-e"}} {
-		w.withoutStaleWays(stale[0], stale[1], stale[2])
+	for _, way := range [][3]string{{"a", "16002", "a-e"}, {"e", "16002", "e-r2"}, {"e", "16001", "e-a"}, {"a", "16001", "a-r1"}} {
+		w.takes(way[0], way[1], way[2])
 	}
 	s.more(size)
 	s.finish()

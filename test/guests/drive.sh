@@ -110,6 +110,30 @@ if step tcp "TCP through the chain of three machines"; then
 	download
 fi
 
+if step xdp "XDP where the device has it, and a sentence where it has not"; then
+	# Frames that programs of this type have had on b.
+	ran() { must b "bpftool -j prog show" | tr -d '\n ' | grep -o "\"type\":\"$1\",\"name\":\"ws_[^}]*\"run_cnt\":[0-9]*" | grep -o '[0-9]*$' | awk '{n += $1} END {print n + 0}'; }
+	must b sysctl -q -w kernel.bpf_stats_enabled=1
+	download
+	xdp=$(ran xdp) tc=$(ran sched_cls)
+	echo "before: XDP ran $xdp times on b, TC $tc times"
+	must b "install -m 0600 /srv/nodes-xdp/b.json /etc/waystamp/b.json"
+	if [ "$(cat /srv/driver)" = virtio_net ]; then
+		until_true 60 on b "waystamp status --instance b | grep -q 'XDP'"
+		download
+		[ $(($(ran xdp) - xdp)) -gt 20 ] || fail "XDP has run $(($(ran xdp) - xdp)) times on b for a download"
+	else
+		until_true 60 on b "waystamp status --instance b | grep -q 'native XDP'"
+		on b "waystamp status --instance b"
+		[ "$(ran xdp)" = 0 ] || fail "XDP runs on a device that has none"
+		download # the plan of before is in force
+		must b "install -m 0600 /srv/nodes/b.json /etc/waystamp/b.json"
+		until_true 60 on b "waystamp status --instance b"
+		download
+	fi
+	echo "after: XDP ran $(ran xdp) times on b, TC $(ran sched_cls) times"
+fi
+
 if step left-out "nothing passes where a node was left out"; then
 	# c takes plain packets of the chain from nobody.
 	must a "systemctl stop waystamp-agent@a" >/dev/null

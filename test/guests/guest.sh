@@ -5,7 +5,7 @@ node=$(hostname)
 forwarding=$(sysctl -n net.ipv6.conf.all.forwarding)
 ip link set dev lo up
 # udev may not have come to the device yet.
-modprobe virtio_net
+modprobe "$(cat /srv/driver)"
 for _ in $(seq 300); do
 	core=$(ip -o link | sed -n 's/^[0-9]*: \([^:@]*\).*52:54:00:07:07:0.*/\1/p')
 	[ -z "$core" ] || break

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs the Debian package on three machines of one release and runs the smallest domain on them, as docs/how-to/install.md
-# says: apt, systemd, a chain over virtio, an upgrade under load, the agent without root, a reboot, removal. The machines
+# says: apt, systemd, a chain over virtio, XDP, an upgrade under load, the agent without root, a reboot, removal. The machines
 # are qemu guests without KVM, on a bus of datagrams on this machine's loopback; hosts are network namespaces in the guests.
 #
-#   test/guests/run.sh [bookworm|trixie] [STEP ...]        (make test-guests RELEASE=trixie STEPS='reboot controller')
+#   [NIC=e1000e] test/guests/run.sh [bookworm|trixie] [STEP ...]        (make test-guests RELEASE=trixie STEPS='reboot controller')
 #
-# The steps are those of drive.sh; installation and start are always among them.
+# The steps are those of drive.sh; installation and start are always among them. NIC is the device that the machines have, and
+# its driver: virtio (the default), which has native XDP, or e1000e, which has none.
 #
 # It needs root, for debootstrap. Below /var/tmp it takes 2 GB until it ends, however it ends but by SIGKILL; guests
 # are its children, and end with it.
@@ -23,6 +24,11 @@ fail() {
 	exit 1
 }
 
+case ${NIC:-virtio} in
+virtio) device=virtio-net-pci driver=virtio_net ;;
+e1000e) device=e1000e driver=e1000e ;;
+*) fail "NIC $NIC is not known; expect virtio or e1000e" ;;
+esac
 [ "$(id -u)" = 0 ] || fail "debootstrap needs root"
 for program in debootstrap qemu-system-x86_64 mke2fs busybox dpkg-deb; do
 	command -v $program >/dev/null || fail "there is no $program; run make deps-kernels, and tools/deps.sh bare"
@@ -58,7 +64,7 @@ mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(COMPONENT)' 'Ide
 proxy=
 eval "$(apt-config shell proxy Acquire::http::Proxy)"
 [ -z "$proxy" ] || [ "$proxy" = DIRECT ] || export http_proxy=$proxy
-debootstrap --variant=minbase --include=systemd,systemd-sysv,udev,dbus,iproute2,iputils-ping,socat,procps,nftables,kmod,curl,linux-image-amd64 \
+debootstrap --variant=minbase --include=systemd,systemd-sysv,udev,dbus,iproute2,bpftool,iputils-ping,socat,procps,nftables,kmod,curl,linux-image-amd64 \
 	"$release" $root "$mirror" >$work/debootstrap.log 2>&1 </dev/null || {
 	tail -n 20 $work/debootstrap.log >&2
 	fail "debootstrap failed"
@@ -69,8 +75,9 @@ version=${kernel##*vmlinuz-}
 say "its kernel is $version"
 
 # Only the modules that a guest needs.
-find $root/lib/modules/"$version"/kernel/drivers -mindepth 1 -maxdepth 1 ! -name net ! -name virtio ! -name block ! -name char -exec rm -rf {} +
-find $root/lib/modules/"$version"/kernel/drivers/net -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
+find $root/lib/modules/"$version"/kernel/drivers -mindepth 1 -maxdepth 1 ! -name net ! -name virtio ! -name block ! -name char ! -name pps ! -name ptp -exec rm -rf {} +
+find $root/lib/modules/"$version"/kernel/drivers/net -mindepth 1 -maxdepth 1 -type d ! -name ethernet -exec rm -rf {} +
+find $root/lib/modules/"$version"/kernel/drivers/net/ethernet -mindepth 1 -maxdepth 1 ! -name intel -exec rm -rf {} +
 find $root/lib/modules/"$version"/kernel/{sound,fs} -mindepth 1 -maxdepth 1 ! -name 'ext4' ! -name 'jbd2' ! -name 'mbcache*' -exec rm -rf {} + 2>/dev/null || true
 cp $root/boot/vmlinuz-"$version" $work/vmlinuz
 rm -rf $root/boot/* $root/var/cache/apt/archives/*.deb
@@ -83,8 +90,14 @@ for s in "$@"; do
 	grep -q "^if step $s " "$here"/drive.sh || fail "there is no step $s; expect some of" $(sed -n 's/^if step \([^ ]*\).*/\1/p' "$here"/drive.sh)
 done
 echo "$*" >$root/srv/steps
+echo $driver >$root/srv/driver
 bin/waystamp plan -f examples/minimal.yaml --out $work/plans >/dev/null
 cp -r $work/plans/nodes $root/srv/nodes
+# The next plan of the same domain: core interfaces have XDP.
+sed 's/role: core}/role: core, datapath: xdp}/' examples/minimal.yaml >$work/xdp.yaml
+grep -q 'datapath: xdp' $work/xdp.yaml || fail "examples/minimal.yaml has no core interface that could have XDP"
+bin/waystamp plan -f $work/xdp.yaml --out $work/plans >/dev/null
+cp -r $work/plans/nodes $root/srv/nodes-xdp
 cat >$root/etc/systemd/system/guest.service <<'UNIT'
 [Unit]
 After=multi-user.target
@@ -144,7 +157,7 @@ boot() { # NODE NUMBER
 				-kernel $work/vmlinuz -initrd $work/initramfs.cpio \
 				-append "console=ttyS0 quiet panic=-1 no_timer_check nowatchdog sysctl.kernel.hung_task_timeout_secs=0 systemd.hostname=$1 systemd.show_status=0" \
 				-drive file=$work/"$1".img,format=raw,if=virtio,cache=unsafe \
-				-netdev socket,id=bus,mcast=239.7.7.7:$port,localaddr=127.0.0.1 -device virtio-net-pci,netdev=bus,mac=52:54:00:07:07:0"$2" \
+				-netdev socket,id=bus,mcast=239.7.7.7:$port,localaddr=127.0.0.1 -device $device,netdev=bus,romfile=,mac=52:54:00:07:07:0"$2" \
 				-chardev file,id=console,path=$work/"$1".console,append=on -serial chardev:console \
 				-chardev file,id=said,path=$work/"$1".said,append=on -serial chardev:said &
 			trap "kill $!; exit 1" TERM
@@ -174,6 +187,6 @@ if grep -E 'WARNING: CPU|Kernel panic|BUG: |KASAN' $work/*.console >&2; then
 fi
 if grep -q '^failed' $work/a.said; then
 	tail -n 20 $work/*.console $work/a.said >&2
-	fail "the package does not do on $release ($version) what it must"
+	fail "the package does not do on $release ($version, $driver) what it must"
 fi
-say "Debian $release, Linux $version: $(sed -n 's/^passed //p' $work/a.said) steps passed in $((SECONDS - began)) s"
+say "Debian $release, Linux $version, $driver: $(sed -n 's/^passed //p' $work/a.said) steps passed in $((SECONDS - began)) s"

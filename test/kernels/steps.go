@@ -66,8 +66,11 @@ func allSteps() []step {
 			"TestEveryFrameIsStampedByAllAndVerified", "TestIPv4GoesThroughTheChain", "TestIPv4SuperPacketsAreCutOnTheWay",
 			"TestNothingTamperedWithGetsThrough", "TestStoppedAgentsLeaveDataPathAndGuard", "TestChainsComeAndGoUnderTraffic",
 			"TestTCPThroughAFunctionLosesNoStamp", "TestOwnTrafficTakesAChain", "TestSendersLearnWhatAChainTakes",
-			"TestCompressedAndReducedChainsCarryTCP", "TestTheKernelsEndIsAWaypoint", "TestStock",
-		}, more: frr},
+			"TestCompressedAndReducedChainsCarryTCP", "TestTheKernelsEndIsAWaypoint",
+		}},
+		// What the kernel of make test lacks: bonds, VLANs, SCTP, netem; its own routers of labels, and FRR's.
+		{name: "links", pkg: "test/e2e", run: []string{"TestStockChain", "TestStockDuplicates", "TestStockReordering", "TestStockSCTP"}},
+		{name: "mpls", pkg: "test/e2e", run: []string{"TestStockFRR", "TestStockLabels", "TestStockRouters"}, more: frr},
 		{name: "xdp", pkg: "test/e2e", asked: true, run: []string{"TestXDP"}},
 		{name: "xdp-programs", pkg: "internal/dataplane", asked: true, run: []string{"TestXDP", "TestFunctionBehindDevicesWithXDPIsPassedByXDP$"}},
 		{name: "own", pkg: "test/e2e", asked: true, run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$"}, more: []string{"setpriv"}},
