@@ -26,6 +26,7 @@ const verifierRoom = 1_000_000 * 3 / 4
 // Every program in every configuration loads, and is far from the verifier's limits. The
 // lines "verifier: …" are read by test/kernels, which compares them with those of before.
 func TestVerifierHasRoom(t *testing.T) {
+	t.Parallel()
 	plain, labels := verifiedConfig(t, nil), verifiedConfig(t, &plan.MPLS{Services: 100000, Label: 16001})
 	configurations := []abi.Config{plain, labels}
 	if have, err := haveDecapL3(); err != nil {
@@ -59,6 +60,7 @@ func TestVerifierHasRoom(t *testing.T) {
 					name += "/frags"
 				}
 				t.Run(name, func(t *testing.T) {
+					t.Parallel()
 					said, err := verified(o, cfg, f)
 					if err != nil {
 						t.Fatal(err)
