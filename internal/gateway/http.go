@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/gateway/policy"
@@ -23,6 +24,18 @@ import (
 
 type sessionKey struct{}
 type decisionKey struct{}
+
+// flushDelay is how long bytes of an answer wait for more of it, if the origin has said how many there are; those of other answers go on
+// at once, since both directions may speak. A whole answer goes on in one piece.
+const flushDelay = 5 * time.Millisecond
+
+// buffers are those that answers are copied by.
+type buffers struct{}
+
+var bufferPool = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+
+func (buffers) Get() []byte  { return bufferPool.Get().(*[32 << 10]byte)[:] }
+func (buffers) Put(b []byte) { bufferPool.Put((*[32 << 10]byte)(b)) }
 
 // server reads HTTP from connections that have shaken hands.
 func (g *Gateway) server() *http.Server {
@@ -33,7 +46,8 @@ func (g *Gateway) server() *http.Server {
 		Transport:      h,
 		ModifyResponse: h.answer,
 		ErrorHandler:   h.failed,
-		FlushInterval:  -1, // both directions may speak at once
+		FlushInterval:  flushDelay,
+		BufferPool:     buffers{},
 		ErrorLog:       log.New(io.Discard, "", 0),
 	}
 	return &http.Server{

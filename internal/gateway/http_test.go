@@ -3,11 +3,13 @@ package gateway
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -20,6 +22,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -719,4 +722,52 @@ func TestRequestsOfOneIdentityAreBounded(t *testing.T) {
 		t.Errorf("once they have ended, a request gets %d", status)
 	}
 	w.refused(Limit)
+}
+
+// An origin that has said how long its answer is, and stops in the midst of it, goes on when the client has what there is: first its
+// headers, then a part.
+func TestPartsOfAnAnswerGoOn(t *testing.T) {
+	w := newWorld(t, nil)
+	had := make(chan struct{})
+	answer := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Content-Length", "10")
+		rw.WriteHeader(http.StatusOK)
+		for _, part := range []string{"first", "other"} {
+			http.NewResponseController(rw).Flush()
+			select {
+			case <-had:
+			case <-r.Context().Done():
+				return
+			}
+			io.WriteString(rw, part)
+		}
+	})
+	w.answer.Store(&answer)
+	alice := w.staff.client(t, "/eng/alice")
+	for _, protocol := range []string{"http/1.1", "h2"} {
+		t.Run(protocol, func(t *testing.T) {
+			protocols := &http.Protocols{}
+			protocols.SetHTTP1(protocol == "http/1.1")
+			protocols.SetHTTP2(protocol == "h2")
+			c := &http.Client{Timeout: await.Limit(20 * time.Second), Transport: &http.Transport{
+				Protocols: protocols, TLSClientConfig: w.tls(&alice, "shop.example.org"),
+				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+					return (&net.Dialer{}).DialContext(ctx, "tcp", w.address)
+				},
+			}}
+			defer c.CloseIdleConnections()
+			a, err := c.Get("https://shop.example.org/page")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Body.Close()
+			got := make([]byte, 5)
+			for _, want := range []string{"first", "other"} {
+				had <- struct{}{}
+				if _, err := io.ReadFull(a.Body, got); err != nil || string(got) != want {
+					t.Fatalf("the client has %q (%v); want %q", got, err, want)
+				}
+			}
+		})
+	}
 }
