@@ -58,6 +58,7 @@ const (
 	whyCutting = "A super-packet that is cut for a function comes back frame by frame, and each is looked up, gets its header and is stamped and verified for itself."
 	whyStreams = "A part ends and another begins at the function's node, which verifies and stamps each segment once more than a node that forwards, on the CPU that also moves the bytes."
 	whyTail    = "On XDP, packets with labels come to their programs by a tail call, and find the end of a stack, which has no length, by reading it."
+	whySpread  = "The rounds of this run spread by a third, with the goal among them; a run of another machine came to 0.98."
 	whyTags    = "No helper of the kernel says that a packet has labels, or has none any more: two VLAN tags are pushed and popped for it."
 	whyNode    = "Strip, the header kept, the stamp and the way back are on top of what netfilter and forwarding take, where the kernel's static way makes its header from a route."
 	whyOwn     = "The way into the namespace and back is two veth pairs, one of them with its queue, and packets enter the namespace one by one where the static way forwards lists that GRO made."
@@ -143,7 +144,7 @@ func goals() []goal {
 		{"page of nine files through a function that reads what is sealed: × the time through one that sees headers", "zt/page/intrusive-1", 1.3, byTime("zt/page/forward-1"), true, whySealed},
 		{"the same, six functions", "zt/page/intrusive-6", 2, byTime("zt/page/forward-6"), true, whySealed},
 		{"CPU time of a function that reads what is sealed: × the gateway's", "zt/cpu/function-to-gateway/intrusive-1", 1, byTime("zt/cpu/gateway/intrusive-1"), true, whySealed},
-		{"CPU time of a new connection at a function that reads what is sealed, µs", "zt/connection/intrusive-1", 600, itself, true, whyShaking},
+		{"CPU time of a new connection at a function between two ends, whose sessions are resumed, µs", "zt/connection/intrusive-2", 600, itself, true, whyShaking},
 		{"a gateway, one large download by HTTP/1.1: × HAProxy without a chain", "zt/gateway/bulk", 1, byRatio, false, whyGateway},
 		{"the same by HTTP/2", "zt/gateway/bulk-http2", 0.9, byRatio, false, whyGateway},
 		{"the same, requests for 1 KB", "zt/gateway/requests", 0.75, byRatio, false, whyGateway},
@@ -167,7 +168,7 @@ func goals() []goal {
 		{"the same, recognised by metadata", "mpls/labels-10/metadata", 0.98, byRatio, false, whyList},
 		{"the same, hosts send frames", "mpls/labels-10/frames", 0.98, byTime("mpls/labels-2/frames"), false, whyList},
 		{"labels taken off for a function, 10 visits: × the time with 2", "mpls/labels-10/strip", 1.03, byTime("mpls/labels-2/strip"), true, ""},
-		{"labels given back behind it, 10 visits: × the time with 2", "mpls/labels-10/return", 1.03, byTime("mpls/labels-2/return"), true, ""},
+		{"labels given back behind it, 10 visits: × the time with 2", "mpls/labels-10/return", 1.03, byTime("mpls/labels-2/return"), true, whySpread},
 		{"packets of a function that find their labels, 1 % dropped: part", "mpls/drop/content", 1, found, false, ""},
 		{"the same, 5 ms in the function, 10 000 headers", "mpls/delay/content-10000", 1, found, false, ""},
 	}

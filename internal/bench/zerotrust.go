@@ -934,7 +934,8 @@ func sealedSubjects(cases []sealedCase) (out []sealedSubject) {
 				return t.page(ctx, d, true)
 			})
 		}
-		if c.functions == 1 && c.way != sealedForward {
+		// With one function, one session is with the origin, and is not resumed. With two, both of the first one's are with other ends.
+		if c.functions == 1 && c.way != sealedForward || c.functions == 2 && c.way == sealedIntrusive {
 			add(c, "connection", "µs", Less, false, func(ctx context.Context, t *sealedTrack, _ time.Duration) (float64, error) {
 				return t.connection(ctx)
 			})
@@ -976,7 +977,7 @@ func ZeroTrust(ctx context.Context, c Config) (_ Result, err error) {
 		"forward: functions see IP and TCP headers alone, and it is sealed from the gateway to the origin; the paper's functions without its proxy. intrusive: functions of kind stream that look for a signature: sealed anew at each. opened: the same without looking. unaware: the same with functions that know nothing of it, routers in namespaces of their own that get plain connections.",
 		fmt.Sprintf("throughput: one endless download by HTTP/1.1, %s per run, as in Fig. 4 of the paper. paper-rate: the same with all links limited to what the paper's chains carry without its proxy, 2150 Mbit/s with one function and 1550 with six. page: %d files of %d bytes together, the first and then the others by at most %d new connections whose sessions are resumed, the median of a run's pages; page-http2: by one.", c.Duration, pageFiles, pageBytes, pageConnections),
 		"upload: one endless upload by HTTP/1.1, until the origin has said that it got each byte. one-node: six functions on one node. Those that see headers (one-node-forward) are visited one after the other; those that read what is sealed are one function with six operations, which opens and seals once: a plan refuses functions on byte streams that follow each other on one node. mtu-1280: links of both hosts carry 1280 bytes, and those of the core so many beside the chain's headers: the paper's second size is 1000, and links of IPv6 carry no less than 1280.",
-		fmt.Sprintf("cpu: what the process of the gateway, and of the first function, takes of CPUs' time in the runs of throughput, in nanoseconds for each KB. connection: what a new connection takes of the function's process's, two handshakes and a request. memory: what each of %d open connections adds to the function's process, which has had none before.", sealedHeld),
+		fmt.Sprintf("cpu: what the process of the gateway, and of the first function, takes of CPUs' time in the runs of throughput, in nanoseconds for each KB. connection: what a new connection takes of the first function's process's, two handshakes and a request; with one function, the session with the origin is a new one, with two both are resumed. memory: what each of %d open connections adds to the function's process, which has had none before.", sealedHeld),
 		fmt.Sprintf("gateway: bulk and bulk-http2 are one endless download over one function that sees headers, requests what %d clients get that ask for %d bytes again and again, each by a connection of HTTP/1.1. haproxy: the same with HAProxy on r1, by plain routing, without a chain, agents or a proof: mutual TLS 1.3, a thread for each CPU, the same host and Client-Cert, a line for each request, kept connections to the origin by TLS. It goes on from its own address; the gateway from the client's, and writes two lines.", askers, askedBytes),
 	)
 	c.note = r.note

@@ -89,3 +89,44 @@ func askOnce(c io.Writer, in *bufio.Reader, request string) error {
 	}
 	return nil
 }
+
+// A download of 256 MB with a length.
+func BenchmarkDownload(b *testing.B) {
+	const size = 256 << 20
+	w := newWorld(b, nil)
+	piece := make([]byte, 64<<10)
+	w.origin.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery != "chunked" {
+			rw.Header().Set("Content-Length", fmt.Sprint(size))
+		}
+		for range size / len(piece) {
+			rw.Write(piece)
+		}
+	})
+	alice := w.staff.client(b, "/eng/alice")
+	for _, query := range []string{"", "?chunked"} {
+		b.Run("page"+query, func(b *testing.B) {
+			b.SetBytes(size)
+			c, err := tls.Dial("tcp", w.address, w.tls(&alice, "shop.example.org", "http/1.1"))
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close()
+			in := bufio.NewReader(c)
+			before := processorTime(b)
+			for b.Loop() {
+				if _, err := io.WriteString(c, "GET /page"+query+" HTTP/1.1\r\nHost: shop.example.org\r\n\r\n"); err != nil {
+					b.Fatal(err)
+				}
+				a, err := http.ReadResponse(in, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if n, err := io.Copy(io.Discard, a.Body); n != size || err != nil {
+					b.Fatal(n, err)
+				}
+			}
+			b.ReportMetric(float64(processorTime(b)-before)/float64(b.N)/(size>>20), "cpu-ns/MB")
+		})
+	}
+}
