@@ -478,6 +478,9 @@ func (e *xdpError) Error() string {
 		why = fmt.Sprintf("; its MTU (%d), or its peer's, is more than its native XDP can do: lower it (3498 is what fits one page), or set datapath: tc", e.device.MTU)
 	case errors.Is(e.err, unix.EOPNOTSUPP), errors.Is(e.err, unix.EINVAL):
 		why = fmt.Sprintf("; devices of kind %s may have no native XDP: set datapath: tc", e.device.Kind)
+		if e.device.Kind == "device" { // of no kind of its own
+			why = "; its driver may have no native XDP: set datapath: tc"
+		}
 	}
 	return fmt.Sprintf("attach to interface %s at XDP: %v%s", e.device.Name, e.err, why)
 }
