@@ -119,16 +119,16 @@ if step xdp "XDP where the device has it, and a sentence where it has not"; then
 	echo "before: XDP ran $xdp times on b, TC $tc times"
 	must b "install -m 0600 /srv/nodes-xdp/b.json /etc/waystamp/b.json"
 	if [ "$(cat /srv/driver)" = virtio_net ]; then
-		until_true 60 on b "waystamp status --instance b | grep -q 'XDP'"
+		until_true 120 on b "waystamp status --instance b | grep -q 'number 2 since' && waystamp status --instance b | grep -q 'core): tc, xdp'"
 		download
 		[ $(($(ran xdp) - xdp)) -gt 20 ] || fail "XDP has run $(($(ran xdp) - xdp)) times on b for a download"
 	else
-		until_true 60 on b "waystamp status --instance b | grep -q 'native XDP'"
+		until_true 120 on b "waystamp status --instance b | grep -q 'native XDP'"
 		on b "waystamp status --instance b"
 		[ "$(ran xdp)" = 0 ] || fail "XDP runs on a device that has none"
 		download # the plan of before is in force
 		must b "install -m 0600 /srv/nodes/b.json /etc/waystamp/b.json"
-		until_true 60 on b "waystamp status --instance b"
+		until_true 120 on b "waystamp status --instance b"
 		download
 	fi
 	echo "after: XDP ran $(ran xdp) times on b, TC $(ran sched_cls) times"
