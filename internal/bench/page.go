@@ -65,7 +65,7 @@ const (
 	whyProxy   = "Taking the header off and putting it back is a table entry written, found and removed per packet, which plain routing does not have."
 	whySealed  = "Client, gateway, functions, origin and all nodes share the machine's CPUs: what one more stage takes, all others lack. A function opens and seals record by record with crypto/tls, a system call each, and looks for its signature in between."
 	whyGateway = "The gateway is in Go (crypto/tls, net/http), and what goes on is sealed and stamped at each node; HAProxy has neither chain nor stamp."
-	whyShaking = "Sessions between the ends of a part are resumed, without signatures, but each connection has an exchange of keys of its own (X25519MLKEM768) on both sides of the function, which was two thirds of the time on another machine."
+	whyShaking = "The two handshakes take about half a millisecond by themselves (ADR 0109), most of it the exchange of keys (X25519MLKEM768) that each connection has of its own. What takes the rest has not been found."
 	whyFleet   = "Whatever the file changes, its 10 000 chains are parsed and checked (0.4 s of CPU time), the records of 1000 nodes are looked at, and the garbage of both is collected; members share the machine's CPUs with the controller."
 	whyCompile = "One chain took from 6.2 to 12.9 ms in seven rounds. In CPU time, beside other load, it was a fiftieth to a sixtieth of all (ADR 0130)."
 	whyRotated = "All agents apply a plan each second on the CPUs that also carry the stream."
