@@ -25,11 +25,11 @@ import (
 type sessionKey struct{}
 type decisionKey struct{}
 
-// flushDelay is how long bytes of an answer wait for more of it, if the origin has said how many there are; those of other answers go on
-// at once, since both directions may speak. A whole answer goes on in one piece.
+// flushDelay is how long a part of an answer with a Content-Length waits for more of it. httputil.ReverseProxy sends parts of other answers
+// at once: request and answer may overlap there, as in gRPC.
 const flushDelay = 5 * time.Millisecond
 
-// buffers are those that answers are copied by.
+// buffers are what httputil.ReverseProxy copies answers with, of 32 KiB each.
 type buffers struct{}
 
 var bufferPool = sync.Pool{New: func() any { return new([32 << 10]byte) }}
