@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/doctor"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -108,7 +109,7 @@ func thisMachine(ctx context.Context, cfg Config) (machine, error) {
 		net:    kernelNet{n},
 		filter: kernelFilter{n},
 		places: newKernelStreams(n, cfg.Instance, cfg.RunDir, cfg.Log),
-		check:  dataplane.Check,
+		check:  doctor.Needs,
 		open: func() (dataPath, error) {
 			d := cfg.dataplane(n)
 			d.Building = cfg.building(ctx)

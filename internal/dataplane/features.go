@@ -13,6 +13,9 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 )
 
+// OldestKernel is the oldest Linux that the programs are tested on.
+var OldestKernel = [2]int{6, 1}
+
 // Check checks whether this process and this kernel can run the data path. It changes nothing.
 func Check() error {
 	if err := checkCapabilities(); err != nil {

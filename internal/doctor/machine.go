@@ -28,9 +28,6 @@ type Machine struct {
 	PinDir   string
 }
 
-// The oldest kernel that the programs are tested on.
-var oldest = [2]int{6, 1}
-
 // What the agent needs of the state directory at the least: the records of windows and
 // numbers, twice while they are written.
 const stateRoom = 64 << 20
@@ -40,8 +37,13 @@ const filesLeast = 1024
 
 // Look runs all checks. Only loading the programs takes more than a moment: about a second.
 func (m Machine) Look() Report {
-	r := Report{Version: ReportVersion, Findings: slices.Concat(
-		[]Finding{kernelVersion()}, capabilities(), []Finding{needs()}, programs(), extras(), jit(os.DirFS("/proc/sys/net/core")), m.place())}
+	needed := needs(dataplane.Check())
+	r := Report{Version: ReportVersion, Findings: slices.Concat([]Finding{kernelVersion()}, capabilities(), []Finding{needed})}
+	// Without what all programs need, each of them would say the same in the words of the verifier.
+	if needed.Verdict != No {
+		r.Findings = append(r.Findings, programs()...)
+	}
+	r.Findings = slices.Concat(r.Findings, extras(), jit(os.DirFS("/proc/sys/net/core")), m.place())
 	switch {
 	case m.NoNet != nil:
 		r.Findings = append(r.Findings, check{"network", "", Fatal}.unknown(m.NoNet))
@@ -72,11 +74,15 @@ func kernelVersion() Finding {
 	if _, err := fmt.Sscanf(release, "%d.%d", &have[0], &have[1]); err != nil {
 		return c.unknown(fmt.Errorf("read the kernel's version %q: %w", release, err))
 	}
-	if have[0] < oldest[0] || have[0] == oldest[0] && have[1] < oldest[1] {
-		return c.no("the programs are not tested on this kernel", fmt.Sprintf("install Linux %d.%d or later", oldest[0], oldest[1]),
+	if oldest := dataplane.OldestKernel; have[0] < oldest[0] || have[0] == oldest[0] && have[1] < oldest[1] {
+		return c.no("the programs are not tested on this kernel", installNewer(),
 			"this is Linux %s, older than %d.%d", release, oldest[0], oldest[1])
 	}
 	return c.yes("this is Linux %s", release)
+}
+
+func installNewer() string {
+	return fmt.Sprintf("install Linux %d.%d or later", dataplane.OldestKernel[0], dataplane.OldestKernel[1])
 }
 
 // capabilities are those of this process, which the agent needs too.
@@ -107,15 +113,23 @@ func capabilities() (out []Finding) {
 	return out
 }
 
-// needs asks for what the programs cannot do without.
-func needs() Finding {
-	c := check{"features", "", Fatal}
+// Needs is why this kernel or process cannot run the data path, in the words of the check "features"; nil if it can.
+func Needs() error {
 	err := dataplane.Check()
+	if f := needs(err); f.Verdict == No {
+		return fmt.Errorf("%w%s", err, strings.TrimPrefix(f.String(), f.Says))
+	}
+	return err
+}
+
+// needs tells what the programs cannot do without, from what dataplane.Check said.
+func needs(err error) Finding {
+	c := check{"features", "", Fatal}
 	switch {
 	case err == nil:
 		return c.yes("the kernel has all features that the programs need")
 	case errors.Is(err, errors.ErrUnsupported):
-		return c.no("programs cannot be loaded", "install a newer kernel", "%s", err)
+		return c.no("programs cannot be loaded", installNewer(), "%s", err)
 	}
 	return c.unknown(err)
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -389,5 +390,16 @@ func TestChecksHaveTheseNames(t *testing.T) {
 	want := strings.Fields("address big-tcp bpf-fs chain-mtu clock forwarding function-device gro-list interface ipv6 lro master mtu open-files other-programs route run-dir seg6 state-dir xdp xdp-mtu")
 	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
+	}
+}
+
+func TestKernelsWithoutAFeatureAreToldTheOldest(t *testing.T) {
+	lacks := &host.UnsupportedError{Feature: "loops in eBPF by a helper", Min: "5.17"}
+	f := needs(lacks)
+	if f.Verdict != No || f.Weight != Fatal || f.Mend != "install Linux 6.1 or later" || !strings.Contains(f.Says, "has no loops in eBPF by a helper") {
+		t.Errorf("got %+v", f)
+	}
+	if f := needs(fs.ErrPermission); f.Verdict != Unknown {
+		t.Errorf("without permission: got %+v", f)
 	}
 }

@@ -102,6 +102,38 @@ func TestPackagesThatAreNoneAreNamed(t *testing.T) {
 	}
 }
 
+func TestKernelOfSeveralPackagesIsFound(t *testing.T) {
+	dir := t.TempDir()
+	pack := func(name, version, file string) string {
+		t.Helper()
+		top := filepath.Join(dir, name)
+		control := fmt.Sprintf("Package: %s\nVersion: %s\nArchitecture: amd64\nMaintainer: x <x@example.org>\nDescription: x\n", name, version)
+		for at, text := range map[string]string{"DEBIAN/control": control, file: "x"} {
+			if err := os.MkdirAll(filepath.Dir(filepath.Join(top, at)), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(top, at), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		deb := top + ".deb"
+		if said, err := exec.CommandContext(t.Context(), "dpkg-deb", "--root-owner-group", "-b", top, deb).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, said)
+		}
+		return deb
+	}
+	kernel := pack("linux-image-6.8.0-1-generic", "6.8.0-1.1", "boot/vmlinuz-6.8.0-1-generic")
+	modules := pack("linux-modules-6.8.0-1-generic", "6.8.0-1.2", "lib/modules/6.8.0-1-generic/kernel/veth.ko")
+	k, err := fetchKernel(t.Context(), t.TempDir(), "6.8", machines["amd64"], kernel+","+modules)
+	if err != nil || k.name != "6.8.0-1-generic" || k.version != "6.8.0-1.1" {
+		t.Errorf("got %+v, %v", k, err)
+	}
+	_, err = fetchKernel(t.Context(), t.TempDir(), "6.8", machines["amd64"], kernel)
+	if want := "has no modules for 6.8.0-1-generic; name the package that has them too"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("without its modules: %v, want %q", err, want)
+	}
+}
+
 func TestImageMustFitMemory(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "image")
 	for mib, want := range map[int64]string{1: "", 1500: "", 1600: "the image has 1601 MiB, which a guest of 4096 MiB cannot unpack"} {

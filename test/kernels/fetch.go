@@ -44,18 +44,22 @@ type apt struct {
 // fetchKernel downloads the newest kernel of a series, and unpacks it in dir. Downloads are
 // kept in the user's cache; apt compares their checksums each time.
 func fetchKernel(ctx context.Context, dir, series string, m machine, deb string) (k kernel, err error) {
-	files := []string{deb}
+	files := strings.Split(deb, ",")
 	if deb == "" {
 		if files, err = download(ctx, dir, series, m); err != nil {
 			return k, err
 		}
 	}
 	root := filepath.Join(dir, "root")
-	version, err := packageVersion(ctx, files[0], m)
-	if err != nil {
-		return k, err
-	}
-	for _, f := range files {
+	version := ""
+	for i, f := range files {
+		v, err := packageVersion(ctx, f, m)
+		if err != nil {
+			return k, err
+		}
+		if i == 0 {
+			version = v
+		}
 		if said, err := exec.CommandContext(ctx, "dpkg-deb", "-x", f, root).CombinedOutput(); err != nil {
 			return k, fmt.Errorf("unpack %s: %w\n%s", f, err, said)
 		}
@@ -110,7 +114,7 @@ func findKernel(root, of string) (k kernel, err error) {
 			return k, nil
 		}
 	}
-	return k, fmt.Errorf("%s: has no modules for %s: %w", of, k.name, err)
+	return k, fmt.Errorf("%s: has no modules for %s; name the package that has them too, with a comma between (Ubuntu's are in linux-modules-*)", of, k.name)
 }
 
 // download gets the packages of the newest kernel of a series.

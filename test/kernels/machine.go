@@ -22,7 +22,8 @@ type machine struct {
 var machines = map[string]machine{
 	"amd64": {
 		"amd64",
-		[]string{"qemu-system-x86_64", "-cpu", "max"},
+		// Where they are missing the kernel copies and clears by words: the emulator takes a string of bytes one by one.
+		[]string{"qemu-system-x86_64", "-cpu", "max,-erms,-fsrm"},
 		"console=ttyS0",
 		"/dev/ttyS0",
 		[]string{"-serial", "file:%s", "-serial", "stdio"},

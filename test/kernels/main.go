@@ -6,7 +6,7 @@
 // run is a failure. make test-kernels calls it.
 // In the machine it is the first process.
 //
-//	kernels [-gate] [-arch arm64] [-only 6.1,6.12] [-step NAME,...] [-run PATTERN] [-deb FILE] [-page FILE]
+//	kernels [-gate] [-arch arm64] [-only 6.1,6.12] [-step NAME,...] [-run PATTERN] [-deb FILE,...] [-page FILE]
 //	kernels -shell -only 6.12
 //
 // With -page it writes what each step came to into a table, beside what it has of other kernels and steps. With -shell
@@ -65,7 +65,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "`series` of kernels, such as 6.1,newest (default "+strings.Join(series, ",")+"), with a flavour, such as 6.1-cloud or 6.12-16k")
 	flag.StringVar(&o.step, "step", "", "run only these `steps`, such as xdp,own")
 	flag.StringVar(&o.run, "run", "", "of each step only the tests that match this `pattern`")
-	flag.StringVar(&o.deb, "deb", "", "a kernel `package` to use for the one series of -only")
+	flag.StringVar(&o.deb, "deb", "", "the `packages` of a kernel to use for the one series of -only, with commas between: Ubuntu has its modules in packages of their own")
 	flag.StringVar(&o.skips, "skips", "test/kernels/skips.golden", "`file` that lists what a kernel cannot, with reasons")
 	flag.StringVar(&o.verifier, "verifier", "test/kernels/verifier.golden", "`file` with what the verifiers of before said")
 	flag.StringVar(&o.page, "page", "", "`file` to write what the steps came to into, such as docs/reference/kernels.md")
@@ -224,6 +224,9 @@ func tryKernel(ctx context.Context, work, name string, m machine, o options, ste
 		// The emulator takes a kernel that patches its own code on another CPU for broken, now and
 		// then, as long as it boots; nothing of ours has run then.
 		if tries == bootsMost || ctx.Err() != nil || r.begun() {
+			if o.page != "" && len(r.came) > 0 { // whole steps, before the machine was ended
+				err = errors.Join(err, shown.add(name, k.version, begun, r).write(o.page))
+			}
 			return false, err
 		}
 		fmt.Printf("%-6s      died before its first process, and is booted again\n", name)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -21,6 +23,38 @@ func TestStepsAreChosenByName(t *testing.T) {
 	for _, names := range []string{"d", "a,d", "a,", ","} {
 		if got, err := chosen(all, names); err == nil || !strings.Contains(err.Error(), "expect one of a, b, c") {
 			t.Errorf("%q: %s, %v; want an error that names all steps", names, stepNames(got), err)
+		}
+	}
+}
+
+// A step may ask for some parts of a test and all of another: go test takes the two apart where a | is in no parentheses.
+func TestPartsOfATestAreChosen(t *testing.T) {
+	s := step{pkg: "test/e2e", run: []string{"TestA$/^(x|y)$", "TestB"}}
+	if g := s.forGuest(nil, ""); !slices.Contains(g.Args, "-test.run=^TestA$/^(x|y)$|^TestB") {
+		t.Errorf("got %q", g.Args)
+	}
+	for test, want := range map[string]bool{"TestA": true, "TestA/x": true, "TestAB": false, "TestB/z": true, "TestC": false} {
+		if s.has(test) != want {
+			t.Errorf("%s: %v, want %v", test, !want, want)
+		}
+	}
+}
+
+// A way that no test has would never run, and nothing would say so.
+func TestWaysThroughFunctionsExist(t *testing.T) {
+	out, err := os.ReadFile("../e2e/proxy_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, way := range functionWays {
+		name, ok := "", false
+		for _, version := range []string{",_IPv6_over_labels", ",_IPv4_over_labels", ",_IPv6", ",_IPv4"} {
+			if name, ok = strings.CutSuffix(way, version); ok {
+				break
+			}
+		}
+		if !ok || !strings.Contains(string(out), `{"`+strings.ReplaceAll(name, "_", " ")+`", `) {
+			t.Errorf("TestTCPThroughAFunctionLosesNoStamp has no %s", way)
 		}
 	}
 }

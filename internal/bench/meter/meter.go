@@ -10,10 +10,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+
+	"github.com/waystamp/waystamp/internal/host"
 )
 
 // Verdicts and flags of <linux/bpf.h> and <linux/pkt_cls.h>.
@@ -179,7 +183,7 @@ func (g *Generator) Close() error {
 
 // Tap is a program on a device that belongs to a measurement.
 type Tap struct {
-	link link.Link
+	link io.Closer
 	prog *ebpf.Program
 	seen *ebpf.Map // nil: it does not count
 }
@@ -316,7 +320,7 @@ func (t *Tap) attach(ifindex int, h Hook, ins asm.Instructions) (err error) {
 		return fmt.Errorf("load a program that measures: %w", err)
 	}
 	if h == TC {
-		t.link, err = link.AttachTCX(link.TCXOptions{Program: t.prog, Attach: ebpf.AttachTCXIngress, Interface: ifindex, Anchor: link.Head()})
+		t.link, err = attachTC(ifindex, t.prog)
 	} else {
 		t.link, err = link.AttachXDP(link.XDPOptions{Program: t.prog, Interface: ifindex, Flags: link.XDPDriverMode})
 	}
@@ -324,6 +328,48 @@ func (t *Tap) attach(ifindex int, h Hook, ins asm.Instructions) (err error) {
 		return fmt.Errorf("attach a program that measures to interface %d: %w", ifindex, err)
 	}
 	return nil
+}
+
+// withoutTCX: as if the kernel had no tcx; tests set it.
+var withoutTCX bool
+
+// attachTC puts a program before all others at TC's ingress of an interface in the namespace of this thread.
+func attachTC(ifindex int, p *ebpf.Program) (io.Closer, error) {
+	if !withoutTCX {
+		l, err := link.AttachTCX(link.TCXOptions{Program: p, Attach: ebpf.AttachTCXIngress, Interface: ifindex, Anchor: link.Head()})
+		if !errors.Is(err, ebpf.ErrNotSupported) {
+			return l, err
+		}
+	}
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("open this thread's network namespace: %w", err)
+	}
+	ns, err := host.FromFile(here)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	f := &filter{ifindex: ifindex, own: host.Filter{Preference: 1, Handle: 1, Name: "tap"}}
+	if f.net, err = host.Open(ns); err != nil {
+		return nil, err
+	}
+	if err := f.net.SetFilter(ifindex, false, f.own, p.FD(), true); err != nil {
+		return nil, errors.Join(err, f.net.Close())
+	}
+	return f, nil
+}
+
+// filter holds a program at TC of kernels without tcx (before Linux 6.6).
+type filter struct {
+	net     *host.Net
+	ifindex int
+	own     host.Filter
+}
+
+// Close takes the program off.
+func (f *filter) Close() error {
+	return errors.Join(f.net.RemoveFilter(f.ifindex, false, f.own), f.net.Close())
 }
 
 // Reset lets a sink begin anew. No packets may come meanwhile.
