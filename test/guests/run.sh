@@ -153,7 +153,7 @@ boot() { # NODE NUMBER
 	cp --sparse=always --reflink=auto $work/disk.img $work/"$1".img
 	(
 		for _ in 1 2 3; do
-			qemu-system-x86_64 -accel tcg -cpu max -m 1024 -smp 1 -nodefaults -display none -monitor none -no-reboot \
+			qemu-system-x86_64 -accel tcg -cpu max,-erms,-fsrm -m 1024 -smp 1 -nodefaults -display none -monitor none -no-reboot \
 				-kernel $work/vmlinuz -initrd $work/initramfs.cpio \
 				-append "console=ttyS0 quiet panic=-1 no_timer_check nowatchdog sysctl.kernel.hung_task_timeout_secs=0 systemd.hostname=$1 systemd.show_status=0" \
 				-drive file=$work/"$1".img,format=raw,if=virtio,cache=unsafe \

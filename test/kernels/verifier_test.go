@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -34,8 +35,11 @@ func TestVerifierFiguresAreCompared(t *testing.T) {
 			t.Fatalf("%s: %v", name, r.problem)
 		}
 		var w strings.Builder
-		if ok := r.verifier.compare(&w, before, "6.1"); ok != c.ok || !strings.Contains(w.String(), c.want) {
+		if ok := r.verifier.compare(&w, before, "6.1", false); ok != c.ok || !strings.Contains(w.String(), c.want) {
 			t.Errorf("%s: %v; want %v and %q in\n%s", name, ok, c.ok, c.want, w.String())
+		}
+		if ok := r.verifier.compare(io.Discard, verifierFigures{}, "6.1", true); !ok {
+			t.Errorf("%s: refused on a kernel that has no figures of before", name)
 		}
 	}
 }
