@@ -122,6 +122,16 @@ if step xdp "XDP where the device has it, and a sentence where it has not"; then
 		until_true 120 on b "waystamp status --instance b | grep -q 'number 2 since' && waystamp status --instance b | grep -q 'core): tc, xdp'"
 		download
 		[ $(($(ran xdp) - xdp)) -gt 20 ] || fail "XDP has run $(($(ran xdp) - xdp)) times on b for a download"
+		if [ "$(cat /srv/queues)" -gt 1 ]; then
+			# Receive queues of b's device by their interrupts, one line each.
+			received() { must b "sed -n 's/^ *[0-9]*: *\([0-9]*\) *\([0-9]*\) .*virtio[0-9]*-input.*/\1 \2/p' /proc/interrupts" | awk '{print $1 + $2}'; }
+			received >/tmp/queues
+			for _ in 1 2 3 4 5 6 7 8; do download; done # a connection each
+			used=$(received | paste /tmp/queues - | awk '$2 - $1 > 10' | wc -l)
+			echo "$used of $(wc -l </tmp/queues) receive queues of b had packets"
+			[ "$used" -gt 1 ] || fail "one queue has had all packets: $(paste -s /tmp/queues), then $(received | paste -s)"
+			must b "dmesg | grep -i 'XDP request' || true"
+		fi
 	else
 		until_true 120 on b "waystamp status --instance b | grep -q 'native XDP'"
 		on b "waystamp status --instance b"

@@ -3,10 +3,12 @@
 # says: apt, systemd, a chain over virtio, XDP, an upgrade under load, the agent without root, a reboot, removal. The machines
 # are qemu guests without KVM, on a bus of datagrams on this machine's loopback; hosts are network namespaces in the guests.
 #
-#   [NIC=e1000e] test/guests/run.sh [bookworm|trixie] [STEP ...]        (make test-guests RELEASE=trixie STEPS='reboot controller')
+#   [NIC=e1000e] [QUEUES=4] test/guests/run.sh [bookworm|trixie] [STEP ...]        (make test-guests RELEASE=trixie STEPS='reboot controller')
 #
 # The steps are those of drive.sh; installation and start are always among them. NIC is the device that the machines have, and
-# its driver: virtio (the default), which has native XDP, or e1000e, which has none.
+# its driver: virtio (the default), which has native XDP, or e1000e, which has none. QUEUES is how many pairs of queues a virtio
+# device has: with more than one a machine has two CPUs, and the bus is a bridge of this machine's in a namespace of its own,
+# with segmentation and checksums left to the devices.
 #
 # It needs root, for debootstrap. Below /var/tmp it takes 2 GB until it ends, however it ends but by SIGKILL; guests
 # are its children, and end with it.
@@ -29,6 +31,9 @@ virtio) device=virtio-net-pci driver=virtio_net ;;
 e1000e) device=e1000e driver=e1000e ;;
 *) fail "NIC $NIC is not known; expect virtio or e1000e" ;;
 esac
+queues=${QUEUES:-1}
+[[ $queues =~ ^[1-8]$ ]] || fail "QUEUES is $queues; expect 1 to 8"
+[ "$queues" = 1 ] || [ $device = virtio-net-pci ] || fail "QUEUES is for virtio; qemu's $device has queues of its own"
 [ "$(id -u)" = 0 ] || fail "debootstrap needs root"
 for program in debootstrap qemu-system-x86_64 mke2fs busybox dpkg-deb; do
 	command -v $program >/dev/null || fail "there is no $program; run make deps-kernels, and tools/deps.sh bare"
@@ -38,13 +43,18 @@ for old in /var/tmp/waystamp-guests-*; do
 	pid=${old##*-}
 	[ -d "$old" ] && ! kill -0 "$pid" 2>/dev/null && rm -rf "$old"
 done
+for old in $(ip netns list | sed -n 's/^\(ws-guests-[0-9]*\).*/\1/p'); do
+	kill -0 "${old##*-}" 2>/dev/null || ip netns del "$old"
+done
 work=/var/tmp/waystamp-guests-$$
+bus=ws-guests-$$
 mkdir -m 0700 $work
 guests=()
 end() {
 	local g
 	for g in "${guests[@]}"; do kill "$g" 2>/dev/null || true; done
 	for g in "${guests[@]}"; do wait "$g" 2>/dev/null || true; done
+	[ ! -e /run/netns/$bus ] || ip netns del $bus
 	rm -rf $work
 }
 trap end EXIT
@@ -91,6 +101,7 @@ for s in "$@"; do
 done
 echo "$*" >$root/srv/steps
 echo $driver >$root/srv/driver
+echo "$queues" >$root/srv/queues
 bin/waystamp plan -f examples/minimal.yaml --out $work/plans >/dev/null
 cp -r $work/plans/nodes $root/srv/nodes
 # The next plan of the same domain: core interfaces have XDP.
@@ -147,17 +158,39 @@ rm -rf $root
 
 # The port of the bus: nobody else's on this machine, most likely.
 port=$((20000 + $$ % 20000))
+network() { # NUMBER: the arguments of a machine's device
+	local mac=romfile=,mac=52:54:00:07:07:0$1
+	if [ "$queues" = 1 ]; then
+		echo -smp 1 -netdev socket,id=bus,mcast=239.7.7.7:$port,localaddr=127.0.0.1 -device $device,netdev=bus,$mac
+	else
+		echo -smp 2 -netdev tap,id=bus,ifname=guest"$1",script=no,downscript=no,queues="$queues" \
+			-device $device,netdev=bus,$mac,mq=on,vectors=$((2 * queues + 2))
+	fi
+}
+in_bus=
+if [ "$queues" -gt 1 ]; then
+	ip netns add $bus
+	in_bus="ip netns exec $bus"
+	$in_bus sysctl -q -w net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1
+	$in_bus ip link add bus type bridge mcast_snooping 0
+	$in_bus ip link set dev bus up
+	for n in 1 2 3; do
+		$in_bus ip tuntap add dev guest$n mode tap multi_queue
+		$in_bus ip link set dev guest$n master bus up
+	done
+fi
 # A machine that reboots is one that ends and is started again with its disk: a reset leaves qemu's own emulator
 # many times slower than it was. It may do so twice.
 boot() { # NODE NUMBER
 	cp --sparse=always --reflink=auto $work/disk.img $work/"$1".img
 	(
 		for _ in 1 2 3; do
-			qemu-system-x86_64 -accel tcg -cpu max,-erms,-fsrm -m 1024 -smp 1 -nodefaults -display none -monitor none -no-reboot \
+			# shellcheck disable=SC2046
+			$in_bus qemu-system-x86_64 -accel tcg -cpu max,-erms,-fsrm -m 1024 -nodefaults -display none -monitor none -no-reboot \
 				-kernel $work/vmlinuz -initrd $work/initramfs.cpio \
 				-append "console=ttyS0 quiet panic=-1 no_timer_check nowatchdog sysctl.kernel.hung_task_timeout_secs=0 systemd.hostname=$1 systemd.show_status=0" \
 				-drive file=$work/"$1".img,format=raw,if=virtio,cache=unsafe \
-				-netdev socket,id=bus,mcast=239.7.7.7:$port,localaddr=127.0.0.1 -device $device,netdev=bus,romfile=,mac=52:54:00:07:07:0"$2" \
+				$(network "$2") \
 				-chardev file,id=console,path=$work/"$1".console,append=on -serial chardev:console \
 				-chardev file,id=said,path=$work/"$1".said,append=on -serial chardev:said &
 			trap "kill $!; exit 1" TERM
@@ -187,6 +220,6 @@ if grep -E 'WARNING: CPU|Kernel panic|BUG: |KASAN' $work/*.console >&2; then
 fi
 if grep -q '^failed' $work/a.said; then
 	tail -n 20 $work/*.console $work/a.said >&2
-	fail "the package does not do on $release ($version, $driver) what it must"
+	fail "the package does not do on $release ($version, $driver, $queues queues) what it must"
 fi
-say "Debian $release, Linux $version, $driver: $(sed -n 's/^passed //p' $work/a.said) steps passed in $((SECONDS - began)) s"
+say "Debian $release, Linux $version, $driver, $queues queues: $(sed -n 's/^passed //p' $work/a.said) steps passed in $((SECONDS - began)) s"

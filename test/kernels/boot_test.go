@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -36,7 +37,7 @@ func TestInterruptedMachineEnds(t *testing.T) {
 	defer interrupt()
 	done := make(chan error, 1)
 	go func() {
-		done <- boot(ctx, m, "kernel", "image", filepath.Join(dir, "console"), newReport(io.Discard, "6.1", []step{{name: "a"}}, nil, false))
+		done <- boot(ctx, m, "kernel", "image", filepath.Join(dir, "console"), "a", newReport(io.Discard, "6.1", []step{{name: "a"}}, nil, false))
 	}()
 	var pid int
 	for limit := time.Now().Add(await.Limit(time.Minute)); pid == 0; time.Sleep(time.Millisecond) {
@@ -61,9 +62,51 @@ func TestMachineThatEndsEarlyShowsItsConsole(t *testing.T) {
 	if err := os.WriteFile(console, []byte("Kernel panic - not syncing: no init\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	err := boot(t.Context(), m, "kernel", "image", console, newReport(io.Discard, "6.1", []step{{name: "a"}}, nil, false))
+	err := boot(t.Context(), m, "kernel", "image", console, "a", newReport(io.Discard, "6.1", []step{{name: "a"}}, nil, false))
 	if err == nil || !strings.Contains(err.Error(), "ended before its tests") || !strings.Contains(err.Error(), "no init") {
 		t.Errorf("got %v", err)
+	}
+}
+
+const (
+	breakpointSaid = "[    0.1] x\n[ 1304.8] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI\n[ 1304.9] Kernel panic - not syncing: Fatal exception in interrupt\n"
+	panicSaid      = "[ 1304.8] BUG: kernel NULL pointer dereference, address: 0\n[ 1304.9] Kernel panic - not syncing: Fatal exception in interrupt\n"
+)
+
+// What the emulator does to a machine costs the step that ran, which runs again; any other end is the step's.
+func TestStepRunsAgainWhereTheEmulatorEndedIt(t *testing.T) {
+	type boot struct{ guest, console, err string }
+	whole := boot{guest: "@step a\n--- PASS: TestX (0.10s)\n@end 0 1\n"}
+	for name, c := range map[string]struct {
+		boots  []boot
+		passed int
+		want   string // of the error
+	}{
+		"at once":                  {[]boot{whole}, 1, ""},
+		"a breakpoint":             {[]boot{{"@step a\n--- PASS: TestX (0.10s)\n", breakpointSaid, "ended"}, whole}, 1, ""},
+		"a breakpoint each time":   {slices.Repeat([]boot{{"@step a\n", breakpointSaid, "ended"}}, bootsMost), 0, "ended"},
+		"before its first process": {[]boot{{"", panicSaid, "ended"}, whole}, 1, ""},
+		"another panic":            {[]boot{{"@step a\n--- PASS: TestX (0.10s)\n", panicSaid, "ended"}}, 1, "ended"},
+		"silence":                  {[]boot{{"@step a\n", "", "said nothing"}}, 0, "said nothing"},
+	} {
+		console := filepath.Join(t.TempDir(), "console")
+		r := newReport(io.Discard, "6.1", []step{{name: "a", pkg: "x"}}, nil, false)
+		n := 0
+		err := tryStep(func(string) error {
+			if n == len(c.boots) {
+				t.Fatalf("%s: a boot too many", name)
+			}
+			b := c.boots[n]
+			n++
+			readErr := r.read(strings.NewReader(strings.ReplaceAll(b.guest, "@", mark)))
+			if err := errors.Join(readErr, os.WriteFile(console, []byte(b.console), 0o644)); err != nil || b.err == "" {
+				return err
+			}
+			return errors.New(b.err)
+		}, "a", console, r)
+		if (err == nil) != (c.want == "") || err != nil && err.Error() != c.want || r.passed != c.passed || n != len(c.boots) {
+			t.Errorf("%s: %d passed after %d boots, %v; want %d after %d, %q", name, r.passed, n, err, c.passed, len(c.boots), c.want)
+		}
 	}
 }
 

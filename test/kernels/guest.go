@@ -16,7 +16,7 @@ import (
 )
 
 // guest is the first process of the machine: it loads the modules of its image,
-// runs the steps one after the other, tells what they say and how they end on the
+// runs the step that the kernel's command line names, tells what it says and how it ends on the
 // second serial line, and turns the machine off.
 func guest() {
 	// What goes wrong here can only be told: there is nobody to return it to.
@@ -25,7 +25,7 @@ func guest() {
 		out = os.Stdout
 	}
 	watch, logErr := watchFaults()
-	err = errors.Join(err, logErr, runSteps(out, watch))
+	err = errors.Join(err, logErr, runStep(out, watch))
 	if watch != nil {
 		err = errors.Join(err, watch.finish())
 	}
@@ -73,7 +73,7 @@ func mount(kind, at, options string) error {
 // openFiles is the limit of descriptors of a process that systemd starts. The kernel's own is 4096.
 const openFiles = 524288
 
-func runSteps(out *os.File, watch *faultWatch) error {
+func runStep(out *os.File, watch *faultWatch) error {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: openFiles, Max: openFiles}); err != nil {
 		return fmt.Errorf("set the limit of open files: %w", err)
 	}
@@ -106,35 +106,39 @@ func runSteps(out *os.File, watch *faultWatch) error {
 	if err := json.Unmarshal(text, &steps); err != nil {
 		return fmt.Errorf("read %s: %w", stepsFile, err)
 	}
-	for _, s := range steps {
-		if watch != nil {
-			watch.during(s.Name)
-		}
-		fmt.Fprintf(out, "%sstep %s\n", mark, s.Name)
-		if s.Shell {
-			if err := shell(s); err != nil {
-				return err
-			}
-			fmt.Fprintf(out, "%send 0 0\n", mark)
-			continue
-		}
-		cmd := exec.Command(s.Args[0], s.Args[1:]...)
-		cmd.Dir, cmd.Stdout, cmd.Stderr = s.Dir, out, out
-		cmd.Env = slices.Concat(os.Environ(), []string{"HOME=/root", "TMPDIR=/tmp"}, s.Env)
-		begun := time.Now()
-		err := cmd.Run()
-		code := 0
-		if e := new(exec.ExitError); errors.As(err, &e) {
-			code = e.ExitCode()
-			if e.Sys().(syscall.WaitStatus).Signaled() {
-				code = 128 + int(e.Sys().(syscall.WaitStatus).Signal())
-			}
-		} else if err != nil {
-			fmt.Fprintln(out, err)
-			code = 127
-		}
-		fmt.Fprintf(out, "%send %d %.1f\n", mark, code, time.Since(begun).Seconds())
+	name := os.Getenv(stepParameter)
+	i := slices.IndexFunc(steps, func(s guestStep) bool { return s.Name == name })
+	if i < 0 {
+		return fmt.Errorf("the kernel's command line asks for step %q (%s), and the image has none", name, stepParameter)
 	}
+	s := steps[i]
+	if watch != nil {
+		watch.during(s.Name)
+	}
+	fmt.Fprintf(out, "%sstep %s\n", mark, s.Name)
+	if s.Shell {
+		if err := shell(s); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%send 0 0\n", mark)
+		return nil
+	}
+	cmd := exec.Command(s.Args[0], s.Args[1:]...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = s.Dir, out, out
+	cmd.Env = slices.Concat(os.Environ(), []string{"HOME=/root", "TMPDIR=/tmp"}, s.Env)
+	begun := time.Now()
+	runErr := cmd.Run()
+	code := 0
+	if e := new(exec.ExitError); errors.As(runErr, &e) {
+		code = e.ExitCode()
+		if e.Sys().(syscall.WaitStatus).Signaled() {
+			code = 128 + int(e.Sys().(syscall.WaitStatus).Signal())
+		}
+	} else if runErr != nil {
+		fmt.Fprintln(out, runErr)
+		code = 127
+	}
+	fmt.Fprintf(out, "%send %d %.1f\n", mark, code, time.Since(begun).Seconds())
 	return nil
 }
 

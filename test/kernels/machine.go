@@ -54,11 +54,15 @@ func (m machine) label(series string) string {
 // memory of a guest, in MiB.
 const memory = 4096
 
-// command is qemu's, with its arguments. Where shell is a file, the console is the terminal, and the report
+// stepParameter is the parameter of the kernel that names the step to run; the kernel gives it to its first process as a
+// variable of the environment.
+const stepParameter = "waystamp_step"
+
+// command is qemu's, with its arguments, for a machine that runs one step. Where shell is a file, the console is the terminal, and the report
 // goes to that file.
-func (m machine) command(kernel, image, console, shell string) []string {
+func (m machine) command(kernel, image, console, step, shell string) []string {
 	args := append([]string{}, m.qemu...)
-	args = append(args, "-accel", "tcg", "-m", strconv.Itoa(memory), "-smp", "2", "-kernel", kernel, "-initrd", image, "-append", m.params+" panic=-1 quiet",
+	args = append(args, "-accel", "tcg", "-m", strconv.Itoa(memory), "-smp", "2", "-kernel", kernel, "-initrd", image, "-append", m.params+" panic=-1 quiet "+stepParameter+"="+step,
 		"-nodefaults", "-display", "none", "-monitor", "none", "-no-reboot")
 	if shell != "" {
 		// Ctrl-C goes to the guest; Ctrl-A x ends the machine.

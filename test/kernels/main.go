@@ -208,34 +208,29 @@ func tryKernel(ctx context.Context, work, name string, m machine, o options, ste
 	if err := fitsMemory(image); err != nil {
 		return false, err
 	}
+	console := filepath.Join(dir, "console")
 	fmt.Printf("== Linux %s (%s, %s)\n", name, k.name, k.version)
 	begun := time.Now()
 	r := newReport(os.Stdout, name, steps, skips, o.run != "")
-	console := filepath.Join(dir, "console")
-	for tries := 1; ; tries++ {
-		boot := boot
-		if o.shell {
-			boot = bootShell
-		}
-		err := boot(ctx, m, k.image, image, console, r)
-		if err == nil {
-			break
-		}
-		// The emulator takes a kernel that patches its own code on another CPU for broken, now and
-		// then, as long as it boots; nothing of ours has run then.
-		if tries == bootsMost || ctx.Err() != nil || r.begun() {
-			if o.page != "" && len(r.came) > 0 { // whole steps, before the machine was ended
-				err = errors.Join(err, shown.add(name, k.version, begun, r).write(o.page))
+	for _, s := range steps {
+		run := func(step string) error {
+			if o.shell {
+				return bootShell(ctx, m, k.image, image, console, step, r)
 			}
-			return false, err
+			return boot(ctx, m, k.image, image, console, step, r)
 		}
-		fmt.Printf("%-6s      died before its first process, and is booted again\n", name)
+		if err := tryStep(run, s.name, console, r); ctx.Err() != nil || err != nil && !r.begun() {
+			return false, err
+		} else if err != nil {
+			r.problem = append(r.problem, fmt.Sprintf("%s: %v", s.name, err))
+			r.at = -1
+		}
+		if o.page != "" {
+			if err := shown.add(name, k.version, begun, r).write(o.page); err != nil {
+				return false, err
+			}
+		}
 	}
-	said, err := os.ReadFile(console)
-	if err != nil {
-		return false, err
-	}
-	r.console(string(said))
 	ok = r.finish()
 	if len(r.verifier) > 0 {
 		if o.update {
@@ -247,10 +242,38 @@ func tryKernel(ctx context.Context, work, name string, m machine, o options, ste
 		}
 	}
 	fmt.Printf("== Linux %s: %d passed, %d failed, %d skipped in %.0f s\n", name, r.passed, r.failed, r.skipped, time.Since(begun).Seconds())
-	if o.page != "" {
-		err = errors.Join(err, shown.add(name, k.version, begun, r).write(o.page))
-	}
 	return ok, err
+}
+
+// tryStep runs a step in a machine of its own, and again if what ended the machine is a fault of the emulator: a step
+// of before is not lost with it. The error is why the step has not come to its end.
+func tryStep(run func(step string) error, name, console string, r *report) error {
+	for tries := 1; ; tries++ {
+		before := *r
+		err := run(name)
+		said, readErr := os.ReadFile(console)
+		if err == nil {
+			if readErr == nil {
+				r.console(string(said))
+			}
+			return readErr
+		}
+		why := ""
+		switch {
+		case staleBreakpoint(string(said)):
+			why = "the emulator ran a breakpoint that the kernel had taken out of its code again"
+		case !r.begunSince(before):
+			// It takes a kernel that patches its own code on another CPU for broken, now and then, as long as it
+			// boots; nothing of ours has run then.
+			why = "the machine died before its first process"
+		}
+		if why == "" || tries == bootsMost || errors.Is(err, errInterrupted) {
+			return err
+		}
+		*r = before
+		r.said.Reset()
+		r.line("", fmt.Sprintf("%s: %s; it is booted again", name, why))
+	}
 }
 
 // fitsMemory: the kernel unpacks the image into the memory that it is in, and tests want some, too.
@@ -266,7 +289,10 @@ func fitsMemory(image string) error {
 	return nil
 }
 
-// bootsMost is how often a kernel is booted that dies before its first process.
+// errInterrupted: a Ctrl-C, or the SIGTERM of whoever gives up.
+var errInterrupted = errors.New("interrupted")
+
+// bootsMost is how often a machine is booted for a step that the emulator's faults end.
 const bootsMost = 3
 
 // silenceMost is how long a machine may say nothing. Its longest test takes a minute
@@ -287,13 +313,14 @@ func (h heard) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// boot runs the machine until it turns itself off, or says nothing for too long.
-func boot(ctx context.Context, m machine, kernel, image, console string, r *report) error {
+// boot runs the machine for one step until it turns itself off, or says nothing for too long.
+func boot(ctx context.Context, m machine, kernel, image, console, step string, r *report) error {
+	before := *r
 	alive, end := context.WithCancel(ctx)
 	defer end()
 	silence := time.AfterFunc(await.Limit(silenceMost), end)
 	defer silence.Stop()
-	args := m.command(kernel, image, console, "")
+	args := m.command(kernel, image, console, step, "")
 	cmd := exec.CommandContext(alive, args[0], args[1:]...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -306,21 +333,21 @@ func boot(ctx context.Context, m machine, kernel, image, console string, r *repo
 	readErr := r.read(heard{out, silence})
 	err = errors.Join(readErr, cmd.Wait())
 	if ctx.Err() != nil {
-		return errors.New("interrupted")
+		return errInterrupted
 	}
 	if alive.Err() != nil {
 		return fmt.Errorf("the machine said nothing for %s, and was ended; its console says:\n%s", await.Limit(silenceMost), lastOf(console))
 	}
-	if err == nil && !r.ended() {
+	if err == nil && !r.endedSince(before) {
 		err = fmt.Errorf("the machine ended before its tests; its console says:\n%s", lastOf(console))
 	}
 	return err
 }
 
 // bootShell runs the machine with its console on this terminal, until its shell ends.
-func bootShell(ctx context.Context, m machine, kernel, image, console string, r *report) error {
-	said := console + ".report"
-	args := m.command(kernel, image, console, said)
+func bootShell(ctx context.Context, m machine, kernel, image, console, step string, r *report) error {
+	before, said := *r, console+".report"
+	args := m.command(kernel, image, console, step, said)
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
@@ -332,7 +359,7 @@ func bootShell(ctx context.Context, m machine, kernel, image, console string, r 
 	}
 	defer f.Close()
 	err = r.read(f)
-	if err == nil && !r.ended() {
+	if err == nil && !r.endedSince(before) {
 		err = fmt.Errorf("the machine ended before its shell; its console says:\n%s", lastOf(console))
 	}
 	return err

@@ -199,11 +199,18 @@ func (r *report) test(line string) {
 	}
 }
 
-// begun tells whether the guest has said anything.
-func (r *report) begun() bool { return r.at >= 0 || r.done > 0 || len(r.problem) > 0 }
+// begun tells whether a guest has said anything.
+func (r *report) begun() bool { return r.begunSince(report{at: -1}) }
 
-// ended tells whether all steps were run.
-func (r *report) ended() bool { return r.done == len(r.steps) || len(r.problem) > 0 }
+// begunSince tells whether a guest has said anything since the report was as before.
+func (r *report) begunSince(before report) bool {
+	return r.at >= 0 || r.done > before.done || len(r.problem) > len(before.problem)
+}
+
+// endedSince tells whether a step has come to its end since, or why it could not was told.
+func (r *report) endedSince(before report) bool {
+	return r.done > before.done || len(r.problem) > len(before.problem)
+}
 
 func (r *report) finish() bool {
 	for _, p := range r.problem {
