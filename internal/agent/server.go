@@ -115,12 +115,9 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := &http.Server{
-		Handler:           mux,
+		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { mux.ServeHTTP(&timedWriter{w, a.readers.within}, r) }),
 		ReadHeaderTimeout: 10 * time.Second,
-		// A client that does not read must not keep an answer in memory. For events the limit
-		// begins again with each write.
-		WriteTimeout: a.readers.within,
-		IdleTimeout:  2 * time.Minute,
+		IdleTimeout:       2 * time.Minute,
 		// Ends the streams of events.
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ConnContext: withPeer,
@@ -142,6 +139,24 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 	<-done
 	return cause
 }
+
+// timedWriter gives a client so long to take each part of an answer: one that does not read must not keep it in memory.
+// The time does not count from the request on, as that of http.Server.WriteTimeout does: what asks for the data path waits
+// while a plan is put in force, which takes minutes on an emulated machine.
+type timedWriter struct {
+	http.ResponseWriter
+	within time.Duration
+}
+
+func (w *timedWriter) Write(b []byte) (int, error) {
+	if err := http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.within)); err != nil {
+		return 0, err
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *timedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func writeJSON(w http.ResponseWriter, v any) {
 	b, err := json.Marshal(v)
