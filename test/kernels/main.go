@@ -271,7 +271,7 @@ func tryStep(run func(step string) error, name, console string, r *report) error
 			return err
 		}
 		*r = before
-		r.said.Reset()
+		r.forget()
 		r.line("", fmt.Sprintf("%s: %s; it is booted again", name, why))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -62,8 +63,10 @@ type report struct {
 
 	at      int // the step that runs; -1: none
 	done    int
-	tests   int // of this step that have ended
-	said    bytes.Buffer
+	tests   int                      // of this step that have ended
+	said    map[string]*bytes.Buffer // by each test that has not passed, and by "", which is none
+	speaker string                   // the test that the next lines are of
+	failing string                   // the line about a test that has failed; what its parts say follows it
 	problem []string
 
 	verifier verifierFigures
@@ -81,7 +84,7 @@ type tally struct {
 }
 
 func newReport(w io.Writer, kernel string, steps []step, skips skipList, partial bool) *report {
-	return &report{w: w, kernel: kernel, steps: steps, skips: skips, partial: partial, at: -1}
+	return &report{w: w, kernel: kernel, steps: steps, skips: skips, partial: partial, at: -1, said: map[string]*bytes.Buffer{}}
 }
 
 func (r *report) line(verdict, what string) {
@@ -110,7 +113,7 @@ func (r *report) where(line string) {
 		r.at = slices.IndexFunc(r.steps, func(s step) bool { return s.name == rest })
 		r.tests = 0
 		r.before = r.tally
-		r.said.Reset()
+		r.forget()
 		for _, s := range r.skips {
 			if r.at >= 0 && s.kernel == r.kernel && s.pkg == r.steps[r.at].pkg && r.steps[r.at].has(s.test) {
 				r.skipped++
@@ -132,17 +135,18 @@ func (r *report) end(rest string) {
 		return
 	}
 	s := r.steps[r.at]
+	r.tellFailing()
 	what := fmt.Sprintf("%s, %.0f s", s.name, seconds)
 	switch {
 	case s.pkg == "" && code == 0:
 		r.passed++
 		if s.shows {
-			what += "; it said:\n" + r.said.String()
+			what += "; it said:\n" + r.allSaid()
 		}
 		r.line("pass", what)
 	case s.pkg == "" || code != 0 && r.failed == r.before.failed:
 		r.failed++
-		r.line("FAIL", fmt.Sprintf("%s, ended with code %d; it said:\n%s", what, code, r.said.String()))
+		r.line("FAIL", fmt.Sprintf("%s, ended with code %d; it said:\n%s", what, code, r.allSaid()))
 	case r.tests == 0 && !r.partial:
 		r.problem = append(r.problem, fmt.Sprintf("%s: not one test has run", s.name))
 	default:
@@ -160,31 +164,10 @@ func (r *report) console(said string) {
 	}
 }
 
-// test takes in a line of a step. What go test says of a test comes before
-// its verdict.
+// test takes in a line of a step. Tests that run beside each other mix what they say: go test names the one whose
+// lines follow ("=== NAME"), and tells of a test's parts behind its verdict.
 func (r *report) test(line string) {
 	if r.at < 0 {
-		return
-	}
-	for verdict, count := range map[string]*int{"PASS": &r.passed, "FAIL": &r.failed, "SKIP": nil} {
-		what, ok := strings.CutPrefix(line, "--- "+verdict+": ")
-		if !ok || r.steps[r.at].pkg == "" {
-			continue
-		}
-		r.tests++
-		what = r.steps[r.at].pkg + " " + what
-		if count == nil {
-			r.failed++
-			r.line("FAIL", what+": skipped, and skips.golden does not say why:\n"+r.said.String())
-		} else {
-			*count++
-			if verdict == "FAIL" {
-				r.line("FAIL", what+"\n"+r.said.String())
-			} else {
-				r.line("pass", what)
-			}
-		}
-		r.said.Reset()
 		return
 	}
 	if strings.HasPrefix(line, verifierMark) {
@@ -193,11 +176,78 @@ func (r *report) test(line string) {
 		}
 		return
 	}
-	// Tests that run beside each other mix what they say; none of it is lost.
-	if !strings.HasPrefix(line, "=== ") {
-		fmt.Fprintln(&r.said, line)
+	if r.steps[r.at].pkg == "" {
+		r.say(line)
+		return
+	}
+	if f := strings.Fields(line); len(f) > 1 && f[0] == "===" {
+		r.tellFailing()
+		r.speaker, _, _ = strings.Cut(strings.Join(f[2:], " "), "/")
+		return
+	}
+	for verdict, count := range map[string]*int{"PASS": &r.passed, "FAIL": &r.failed, "SKIP": nil} {
+		what, ok := strings.CutPrefix(line, "--- "+verdict+": ")
+		if !ok {
+			continue
+		}
+		r.tellFailing()
+		r.tests++
+		r.speaker, _, _ = strings.Cut(what, " ")
+		what = r.steps[r.at].pkg + " " + what
+		switch verdict {
+		case "PASS":
+			*count++
+			r.line("pass", what)
+			delete(r.said, r.speaker)
+		case "FAIL":
+			*count++
+			r.failing = what
+		default:
+			r.failed++
+			r.failing = what + ": skipped, and skips.golden does not say why:"
+		}
+		return
+	}
+	if !strings.HasPrefix(strings.TrimLeft(line, " "), "--- PASS: ") {
+		r.say(line)
 	}
 }
+
+// say keeps a line of the test that speaks.
+func (r *report) say(line string) {
+	b := r.said[r.speaker]
+	if b == nil {
+		b = new(bytes.Buffer)
+		r.said[r.speaker] = b
+	}
+	fmt.Fprintln(b, line)
+}
+
+// tellFailing tells of the test that has failed, once all that it says has come.
+func (r *report) tellFailing() {
+	if r.failing == "" {
+		return
+	}
+	said := ""
+	if b := r.said[r.speaker]; b != nil {
+		said = b.String()
+	}
+	r.line("FAIL", r.failing+"\n"+said)
+	delete(r.said, r.speaker)
+	r.failing = ""
+}
+
+// allSaid is what those tests have said that have not ended, and a command.
+func (r *report) allSaid() string {
+	var all strings.Builder
+	for _, test := range slices.Sorted(maps.Keys(r.said)) {
+		all.WriteString(r.said[test].String())
+	}
+	return all.String()
+}
+
+// forget forgets what was said.
+func (r *report) forget() { r.said, r.speaker, r.failing = map[string]*bytes.Buffer{}, "", "" }
 
 // begun tells whether a guest has said anything.
 func (r *report) begun() bool { return r.begunSince(report{at: -1}) }

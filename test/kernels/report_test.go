@@ -49,6 +49,22 @@ func TestReportTellsWhatRan(t *testing.T) {
 	}
 }
 
+// What a test says comes with its verdict, also where another one beside it passes in between.
+func TestTestsBesideEachOtherSayTheirOwn(t *testing.T) {
+	_, out, _ := judge(t, strings.Join([]string{
+		"@step a", "=== RUN   TestX", "=== PAUSE TestX", "=== RUN   TestY", "=== CONT  TestX", "=== RUN   TestX/part",
+		"    x_test.go:1: why", "=== NAME  TestY", "    y_test.go:1: nothing", "--- PASS: TestY (0.10s)", "    --- PASS: TestY/part (0.10s)",
+		"=== NAME  TestX/part", "    x_test.go:2: and why", "--- FAIL: TestX (0.20s)", "    --- FAIL: TestX/part (0.20s)", "        x_test.go:3: in the end",
+		"=== RUN   TestZ", "    z_test.go:1: something", "--- PASS: TestZ (0.10s)", "FAIL", "@end 1 1", "@step b", "@end 0 1", "",
+	}, "\n"), "")
+	want := "6.1    pass internal/a TestY (0.10s)\n" +
+		"6.1    FAIL internal/a TestX (0.20s)\n    x_test.go:1: why\n    x_test.go:2: and why\n    --- FAIL: TestX/part (0.20s)\n        x_test.go:3: in the end\n\n" +
+		"6.1    pass internal/a TestZ (0.10s)\n"
+	if !strings.Contains(out, want) {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+}
+
 func TestSkipsNeedReasons(t *testing.T) {
 	if _, err := parseSkips("file", "# what\n\n6.1 internal/a TestX"); err == nil || !strings.HasPrefix(err.Error(), "file:3: ") {
 		t.Errorf("got %v", err)
