@@ -140,7 +140,7 @@ func isFault(text string) bool {
 
 // staleBreakpoint tells whether a console ends with a kernel that met a breakpoint that nobody had set. While it changes its
 // own code the kernel puts one there (text_poke), and takes it out again before other CPUs may forget it; qemu's emulator
-// can run it after that, on another CPU.
+// seems to run it after that, on another CPU (ADR 0153).
 func staleBreakpoint(console string) bool {
 	fault := consoleFault(console)
 	first, _, _ := strings.Cut(fault, "\n")
