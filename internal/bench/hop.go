@@ -514,7 +514,7 @@ func (h hop) measure(ctx context.Context, c Config, r *rig, result *Result) (flo
 	}
 	n := warmUp
 	if r.each > 0 {
-		n = int(float64(c.Duration.Nanoseconds()) / r.each)
+		n = max(int(float64(c.Duration.Nanoseconds())/r.each), meter.Least*len(r.cpus))
 	}
 	if ours && h.task == taskEgress {
 		if err := r.dp.ForgetWindows(); err != nil {

@@ -262,7 +262,7 @@ func (r *rig) run(n int) (each, loss float64, err error) {
 		return 0, 0, err
 	}
 	if each == 0 {
-		return 0, 0, fmt.Errorf("of %d packets only %d came through", n, got)
+		return 0, 0, fmt.Errorf("of %d packets %d came through, too few to say how long one took", n, got)
 	}
 	return each, max(0, 1-float64(got)/float64(n)), nil
 }

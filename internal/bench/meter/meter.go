@@ -200,6 +200,9 @@ const (
 // since a look costs as much as the rest.
 const clockEvery = 64
 
+// Least is how many packets each CPU must send for a sink to tell how long one took.
+const Least = 16 * clockEvery
+
 // seen is what a sink keeps per CPU; all but Packets as of the packets that it
 // looked at the clock for.
 type seen struct {
