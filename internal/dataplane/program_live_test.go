@@ -50,6 +50,7 @@ type virtioHeader struct {
 
 const (
 	virtioNeedsCsum = 1
+	virtioTCPv4     = 1
 	virtioTCPv6     = 4
 	virtioLen       = 10
 
@@ -128,10 +129,13 @@ func (l *live) send(port string, b []byte, mss int) error {
 	var h [virtioLen]byte
 	if mss != 0 {
 		h[0] = virtioNeedsCsum
-		if mss != unsummed {
-			h[1] = virtioTCPv6
+		tcp, kind := srv6.EthernetLen+srv6.IPv6Len, byte(virtioTCPv6)
+		if b[srv6.EthernetLen]>>4 == 4 {
+			tcp, kind = srv6.EthernetLen+srv6.IPv4Len, virtioTCPv4
 		}
-		const tcp = srv6.EthernetLen + srv6.IPv6Len
+		if mss != unsummed {
+			h[1] = kind
+		}
 		for i, v := range []int{tcp + 20, max(0, mss), tcp, 16} {
 			binary.NativeEndian.PutUint16(h[2+2*i:], uint16(v))
 		}
@@ -303,6 +307,21 @@ func tcpPacket(t *testing.T, to string, payload int) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return framed(srv6.EtherTypeIPv6, append(b, tcpSegment(payload)...))
+}
+
+// tcpPacket4 is the same over IPv4.
+func tcpPacket4(t *testing.T, to string, ttl uint8, payload int) []byte {
+	t.Helper()
+	h := srv6.IPv4{Fragment: 0x4000, TTL: ttl, Protocol: 6, Source: xtest.Addr("203.0.113.2"), Destination: xtest.Addr(to)}
+	b, err := h.Append(nil, tcpSegment(payload))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return framed(srv6.EtherTypeIPv4, b)
+}
+
+func tcpSegment(payload int) []byte {
 	tcp := make([]byte, 20+payload)
 	binary.BigEndian.PutUint16(tcp, 4242)
 	binary.BigEndian.PutUint16(tcp[2:], 80)
@@ -310,7 +329,7 @@ func tcpPacket(t *testing.T, to string, payload int) []byte {
 	for i := range payload {
 		tcp[20+i] = byte(i / 100)
 	}
-	return framed(srv6.EtherTypeIPv6, append(b, tcp...))
+	return tcp
 }
 
 // scapyNode is a node of the packets' world.
@@ -446,11 +465,12 @@ func TestHeadendStampsTrains(t *testing.T) {
 }
 
 // newLocalRig is r2, which has all functions and the egress of the chain local, as its
-// headend too.
-func newLocalRig(t *testing.T) *live {
+// headend too; for the packets of match instead of the chain's, unless that is empty.
+func newLocalRig(t *testing.T, oldKernel bool, match model.Match) *live {
 	t.Helper()
-	l := newScapyRig(t, "r2").goLive()
-	n := l.node.Node
+	s := scapyNode(t, "r2")
+	l := newRig(t, rigSpec{name: s.Name, block: s.Block, locator: s.Locator, address: s.Address, own: s.Local, oldKernel: oldKernel}).goLive()
+	n := s.Node
 	for _, h := range scapyNode(t, "r1").Headends {
 		if h.Chain == "local" {
 			n.Headends = append(n.Headends, h)
@@ -462,16 +482,46 @@ func newLocalRig(t *testing.T) *live {
 	for i := range n.Egresses {
 		n.Egresses[i].Sources = []netip.Addr{n.Address}
 	}
+	if match != (model.Match{}) {
+		for i := range n.Headends {
+			n.Headends[i].Match = match
+		}
+		for i, e := range n.Egresses {
+			if e.Chain == "local" {
+				n.Egresses[i].Match = match
+			}
+		}
+	}
 	l.must(l.apply(&n))
 	return l
 }
 
 // The kernel keeps one pair of inner offsets, and does not give it back with the
-// header: such a packet must be encapsulated all the same. Here each packet goes
+// header: such a packet must be encapsulated all the same, also where the kernel cannot be
+// told its version (Linux before 6.3). Here each packet goes
 // through a chain whose functions are all on one node, and comes back to its
 // headend until its hop limit is used up.
 func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
-	l := newLocalRig(t)
+	for _, old := range []bool{false, true} {
+		for _, version := range []int{4, 6} {
+			t.Run(fmt.Sprintf("old kernel %t, IPv%d", old, version), func(t *testing.T) { encapsulatesAgain(t, old, version) })
+		}
+	}
+}
+
+func encapsulatesAgain(t *testing.T, oldKernel bool, version int) {
+	const hops = 8 // two are used up per round
+	packet := func(payload int) []byte {
+		b := tcpPacket(t, "fc00:d::2", payload)
+		b[srv6.EthernetLen+7] = hops
+		return b
+	}
+	header, match := srv6.IPv6Len, model.Match{}
+	if version == 4 {
+		header, match = srv6.IPv4Len, model.Match{Destination: netip.MustParsePrefix("203.0.113.208/28")}
+		packet = func(payload int) []byte { return tcpPacket4(t, "203.0.113.210", hops, payload) }
+	}
+	l := newLocalRig(t, oldKernel, match)
 	l.must(l.rig.in(func() error {
 		peer, err := netlink.LinkByName(portOut + "-peer")
 		if err != nil {
@@ -482,9 +532,7 @@ func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
 	for _, mss := range []int{0, 1000} {
 		l.must(l.freshEvents())
 		payload := max(100, 3*mss)
-		b := tcpPacket(t, "fc00:d::2", payload)
-		b[srv6.EthernetLen+7] = 8 // two are used up per round
-		l.must(l.send(portEdge, b, mss))
+		l.must(l.send(portEdge, packet(payload), mss))
 		e, err := l.nextEvent()
 		l.must(err)
 		got, err := l.counted()
@@ -503,7 +551,7 @@ func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
 			// Behind an outer header the kernel does not say how many frames they
 			// are; what is counted instead may be one too many.
 			if s.Packets != 3 && s.Packets != 4 || s.Frames < frames*s.Packets || mss == 0 && s.Frames != s.Packets ||
-				s.Frames > (frames+1)*s.Packets || s.Bytes != s.Packets*uint64(60+payload) {
+				s.Frames > (frames+1)*s.Packets || s.Bytes != s.Packets*uint64(header+20+payload) {
 				t.Errorf("mss %d: entry %d counted %+v; want 3 or 4 rounds of %d frames", mss, i, s, frames)
 			}
 		}
@@ -514,7 +562,7 @@ func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
 // egress: no program can answer it. The kernel does, with the packet as it would
 // have been had nobody touched its hop limit, and nothing counts as refused.
 func TestSuperPacketThatTheKernelAnswersIsNotRefused(t *testing.T) {
-	l := newLocalRig(t)
+	l := newLocalRig(t, false, model.Match{})
 	l.must(l.rig.in(func() error {
 		out, err := netlink.LinkByName(portOut)
 		if err != nil {

@@ -39,7 +39,7 @@ func Extras() []Extra {
 	return []Extra{
 		{"tcx (programs at TC by link)", "6.6", "filters of clsact hold the programs, which anybody who may configure the network can take away", tcx == nil, unsupported(tcx)},
 		{"the netlink family netdev", "6.3", "XDP leaves all packets to TC", redirects == nil, nil},
-		{"the flag DECAP_L3 of bpf_skb_adjust_room", "6.3", "each IPv4 packet pays one helper call more, and super-packets of IPv4 that were in a tunnel before their headend are refused", decap, err},
+		{"the flag DECAP_L3 of bpf_skb_adjust_room", "6.3", "each IPv4 packet pays one helper call more; super-packets of IPv4 that were in a tunnel before their headend, or come back whole from a function, pay five", decap, err},
 		{"the function bpf_skb_ct_lookup (with the module nf_conntrack loaded)", "5.18", "plans with a function that has bypass: established are refused", lookup == nil, unsupported(lookup)},
 	}
 }

@@ -11,6 +11,46 @@
 /* linux/bpf.h since 6.3: the remaining packet is IPv6. */
 #define BPF_F_ADJ_ROOM_DECAP_L3_IPV6 (1ULL << 8)
 
+/* Sets skb->protocol to the frame's type. Of all helpers only the one that
+ * takes a VLAN tag out of the frame does, so the frame gets one: the first
+ * tag is beside the packet until the second moves it into the frame, and
+ * each pop takes one away. A tag that was there is there again.
+ */
+static __always_inline long protocol_from_frame(struct __sk_buff *skb)
+{
+	long rc = bpf_skb_vlan_push(skb, bpf_htons(ETH_P_8021Q), 0);
+
+	if (!rc)
+		rc = bpf_skb_vlan_push(skb, bpf_htons(ETH_P_8021Q), 0);
+	if (!rc)
+		rc = bpf_skb_vlan_pop(skb);
+	return rc ? rc : bpf_skb_vlan_pop(skb);
+}
+
+/* The same for a packet of IPv4 where the kernel has no flag that says what it
+ * becomes. bpf_skb_change_proto says so, but makes a super-packet's segments
+ * ones of TCP over IPv6, which the inner packet's are not.
+ */
+static __always_inline long push_again_slowly(struct __sk_buff *skb, __u32 len)
+{
+	const __u32 grown = sizeof(struct ip6_hdr) - sizeof(struct ip4_hdr);
+	const __be16 type = bpf_htons(ETH_P_IPV6);
+	long rc;
+
+	if (!skb->gso_size) {
+		rc = bpf_skb_change_proto(skb, type, 0);
+		return rc ? rc :
+			    bpf_skb_adjust_room(skb, len - grown,
+						BPF_ADJ_ROOM_MAC,
+						BPF_F_ADJ_ROOM_FIXED_GSO);
+	}
+	rc = bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC,
+				 BPF_F_ADJ_ROOM_FIXED_GSO);
+	if (!rc)
+		rc = bpf_skb_store_bytes(skb, 12, &type, sizeof(type), 0);
+	return rc ? rc : protocol_from_frame(skb);
+}
+
 /* The packet is or was encapsulated by a tunnel: the kernel keeps one pair
  * of inner offsets, and they are in use. Without the flag that sets them
  * the kernel also keeps the type IPv4 for a packet that becomes IPv6.
@@ -24,16 +64,8 @@ static __always_inline long push_again(struct __sk_buff *skb, __u32 len,
 	if (!is_ip4)
 		return bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC,
 					   BPF_F_ADJ_ROOM_FIXED_GSO);
-	if (!cfg.decap_l3) {
-		/* For a super-packet the helper would also change the inner packet's type. */
-		if (skb->gso_size)
-			return -EALREADY;
-		rc = bpf_skb_change_proto(skb, bpf_htons(ETH_P_IPV6), 0);
-		return rc ? rc :
-			    bpf_skb_adjust_room(skb, len - grown,
-						BPF_ADJ_ROOM_MAC,
-						BPF_F_ADJ_ROOM_FIXED_GSO);
-	}
+	if (!cfg.decap_l3)
+		return push_again_slowly(skb, len);
 	rc = bpf_skb_adjust_room(skb, len + grown, BPF_ADJ_ROOM_MAC,
 				 BPF_F_ADJ_ROOM_FIXED_GSO);
 	return rc ? rc :
