@@ -84,7 +84,8 @@ type Config struct {
 	// time of Apply. An error stops Apply, which then undoes its steps.
 	Building func(step, what string) error
 
-	clsact bool // as if the kernel had no tcx; tests set it
+	clsact    bool // as if the kernel had no tcx; tests set it
+	noDecapL3 bool // as if the kernel had no flag for what is below an outer header; tests set it
 
 	// before runs before each step that can fail half-way; tests make it fail.
 	before func(step, what string) error
@@ -200,6 +201,7 @@ func Open(cfg Config) (_ *Dataplane, err error) {
 	if d.decapL3, err = haveDecapL3(); err != nil {
 		return nil, err
 	}
+	d.decapL3 = d.decapL3 && !cfg.noDecapL3
 	d.numbers = openNumbers(cfg.StateDir)
 	if d.clsact, err = noTCX(cfg); err != nil {
 		return nil, err

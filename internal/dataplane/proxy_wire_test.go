@@ -275,6 +275,61 @@ func TestFunctionInTheNodesOwnKernelIsPassed(t *testing.T) {
 	}
 }
 
+// A super-packet of IPv4 that a function gets whole goes back into an outer header, also where
+// the kernel, which takes it for a tunnel's still, cannot be told that it becomes one of IPv6
+// (Linux before 6.3). The node is its headend, so that it is one of a tunnel.
+func TestSuperPacketOfIPv4GetsItsHeaderBack(t *testing.T) {
+	t.Parallel()
+	for _, old := range []bool{false, true} {
+		t.Run(fmt.Sprintf("old kernel %t", old), func(t *testing.T) {
+			match := model.Match{Destination: xtest.Prefix("198.51.100.0/24")}
+			w := newWireBefore(t, func(w *wire) {
+				w.cfg.noDecapL3 = old
+				w.must(errors.Join(
+					w.net.SetSysctl("net/ipv4/ip_forward", "1"),
+					w.net.AddAddress("next", xtest.Prefix("192.0.2.1/24")), w.world.AddAddress("next-peer", xtest.Prefix("192.0.2.2/24")),
+					w.net.AddRoute(host.Route{Destination: match.Destination, Via: xtest.Addr("192.0.2.2"), Device: "next"}),
+					w.net.AddRoute(host.Route{Destination: xtest.Prefix("203.0.113.0/24"), Via: xtest.Addr("192.0.2.2"), Device: "next"}),
+				))
+			}, func(n *plan.Node) {
+				h := xtest.HeadendOf(1, 0, model.SchemeKeyed, match, 1)
+				h.Segments = []netip.Addr{xtest.OwnSID(2), xtest.OtherSID(1)}
+				n.Headends = []plan.Headend{h}
+				for i := range n.Endpoints {
+					n.Endpoints[i].Sources = []netip.Addr{n.Address}
+				}
+				n.Proxies[1].Matches = append(n.Proxies[1].Matches, match)
+			})
+			const frames, size = 20, 1000
+			w.sendSuper("out", tcpPacket4(t, "198.51.100.2", 64, frames*size), 14+srv6.IPv4Len, size)
+			// A device may cut it behind the node.
+			for got := 0; got < frames*size; {
+				p, err := srv6.DecodeFrame(slices.Concat(make([]byte, 12), []byte{0x86, 0xdd}, w.receive()))
+				w.must(err)
+				inner, tcp, err := p.Inner()
+				w.must(err)
+				if inner.Version != 4 || inner.HopLimit != 62 || inner.Length != srv6.IPv4Len+len(tcp) || len(tcp) <= 20 {
+					t.Fatalf("got %+v with %d bytes behind the IPv4 header", inner, len(tcp))
+				}
+				if !bytes.Equal(tcp[20:], tcpSegment(frames * size)[20:][got:got+len(tcp)-20]) {
+					t.Fatalf("behind %d bytes, %d others", got, len(tcp)-20)
+				}
+				got += len(tcp) - 20
+			}
+			c, err := w.d.Counters()
+			w.must(err)
+			if f := c.Functions[1]; f.RxSuccess != 1 || f.TxSuccess != 1 {
+				t.Errorf("%+v; want one packet each way", f)
+			}
+			for _, r := range c.Refusals {
+				if r.Dropped != 0 {
+					t.Errorf("%d packets are refused: %s", r.Dropped, r.Reason)
+				}
+			}
+		})
+	}
+}
+
 // A packet out of the node's own kernel that leaves by the interface of its next segment
 // meets one program there, once the way is remembered: it is not sent to that interface
 // anew. One that the kernel sends elsewhere is.

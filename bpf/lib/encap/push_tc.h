@@ -34,11 +34,11 @@ static __always_inline long protocol_from_frame(struct __sk_buff *skb)
 static __always_inline long push_again_slowly(struct __sk_buff *skb, __u32 len)
 {
 	const __u32 grown = sizeof(struct ip6_hdr) - sizeof(struct ip4_hdr);
-	const __be16 type = bpf_htons(ETH_P_IPV6);
+	const __be16 ip6 = bpf_htons(ETH_P_IPV6), ip4 = bpf_htons(ETH_P_IP);
 	long rc;
 
 	if (!skb->gso_size) {
-		rc = bpf_skb_change_proto(skb, type, 0);
+		rc = bpf_skb_change_proto(skb, ip6, 0);
 		return rc ? rc :
 			    bpf_skb_adjust_room(skb, len - grown,
 						BPF_ADJ_ROOM_MAC,
@@ -47,8 +47,11 @@ static __always_inline long push_again_slowly(struct __sk_buff *skb, __u32 len)
 	rc = bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC,
 				 BPF_F_ADJ_ROOM_FIXED_GSO);
 	if (!rc)
-		rc = bpf_skb_store_bytes(skb, 12, &type, sizeof(type), 0);
-	return rc ? rc : protocol_from_frame(skb);
+		rc = bpf_skb_store_bytes(skb, 12, &ip6, sizeof(ip6), 0);
+	if (!rc)
+		rc = protocol_from_frame(skb);
+	/* The caller sets the type, as behind the other ways. */
+	return rc ? rc : bpf_skb_store_bytes(skb, 12, &ip4, sizeof(ip4), 0);
 }
 
 /* The packet is or was encapsulated by a tunnel: the kernel keeps one pair
