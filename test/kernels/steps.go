@@ -63,7 +63,7 @@ func allSteps() []step {
 			"TestProgramsDoWithScapysPacketsWhatTheyMust", "TestEveryReasonIsProduced", "TestEveryRoleSendsToTheNeighbour",
 			"TestHeadendStampsTrains", "TestInnerPacketForTheEgressIsDelivered", "TestPacketThatWasATunnelsIsEncapsulatedAgain",
 			"TestTagsAreNoWay", "TestTagsOnACoreInterface", "TestTwoCPUsAcceptEachNumberExactly",
-			"TestFunctionInANamespaceIsPassed", "TestFunctionInTheNodesOwnKernelIsPassed", "TestSuperPacketIsCutSoThatEachFrameHasItsHeader",
+			"TestFunctionInANamespaceIsPassed", "TestFunctionInTheNodesOwnKernelIsPassed", "TestSuperPacketIsCutSoThatEachFrameHasItsHeader", "TestSuperPacketOfIPv4GetsItsHeaderBack",
 			"TestDataPathOutlivesItsProcess", "TestProgramOfEachRoleIsOnItsInterfaceAndFirst", "TestProgramBeforeOursIsReported",
 			"TestOtherLocatorGetsNewProgramsOnTheSameLinks", "TestFailureAtAnyStepLeavesWhatWasThere", "TestDeathAtAnyStepIsMendedByTheNextProcess",
 			"TestReconcileRepairsWhatOthersHaveDone", "TestInterfaceThatComesBackIsGuardedAgain", "TestDetachLeavesNothing",
