@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -83,6 +85,24 @@ func withFunction(function, made string) string {
 	return strings.NewReplacer("FUNCTION", function, "LAB", made).Replace(oneFunction)
 }
 
+// droppedBy is how many frames a member's interfaces of cutAndMerge have dropped: a veth whose other end
+// merges has a queue of 256 frames, and drops what does not fit.
+func (w *world) droppedBy(member string) (n uint64) {
+	w.t.Helper()
+	for _, l := range w.cutting {
+		if l[0] == member {
+			must(w.t, w.ns(member).Do(func() error {
+				dev, err := netlink.LinkByName(l[1])
+				if err == nil {
+					n += dev.Attrs().Statistics.TxDropped
+				}
+				return err
+			}))
+		}
+	}
+	return n
+}
+
 // cutAndMerge makes members cut what they send by an interface, and everybody
 // merge what arrives: over veth the kernel merges only what was cut.
 func (w *world) cutAndMerge(links ...[2]string) {
@@ -90,6 +110,7 @@ func (w *world) cutAndMerge(links ...[2]string) {
 	for _, l := range links {
 		must(w.t, w.net(l[0]).SetOffload(l[1], host.TSO, false))
 	}
+	w.cutting = links
 	for _, m := range w.Members() {
 		if m.Program != nil {
 			continue // it cannot put out what was merged before it
