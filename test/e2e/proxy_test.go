@@ -85,8 +85,8 @@ func withFunction(function, made string) string {
 	return strings.NewReplacer("FUNCTION", function, "LAB", made).Replace(oneFunction)
 }
 
-// droppedBy is how many frames a member's interfaces of cutAndMerge have dropped: a veth whose other end
-// merges has a queue of 256 frames, and drops what does not fit.
+// droppedBy is how many frames a member's interfaces of cutAndMerge have dropped (tx_dropped): a veth whose
+// other end merges has a queue of 256 frames.
 func (w *world) droppedBy(member string) (n uint64) {
 	w.t.Helper()
 	for _, l := range w.cutting {
@@ -173,8 +173,8 @@ func TestTCPThroughAFunctionLosesNoStamp(t *testing.T) {
 				if labels {
 					changes = append(changes, overLabels)
 				}
-				// However slow the machine: no header expires, and what TCP sends again is not invalid to
-				// connection tracking, as it is before Linux 6.2 if its end has been told meanwhile.
+				// On a slow machine no kept header expires, and connection tracking takes no segment for
+				// invalid by its sequence number.
 				w := build(t, withFunction(c.function+", lifetime: 1m", c.made), changes...)
 				if c.made == filters {
 					at := "fn"
