@@ -155,9 +155,10 @@ type Dataplane struct {
 	traced   *eventSource
 	tracing  tracing
 	problems []error
-	withheld map[string]error // functions that get no packets; see Withhold
-	back     []string         // pins that were put back; see KeepPins
-	onward   int              // connections that the gateway was let open, those over included until they are swept
+	withheld map[string]error   // functions that get no packets; see Withhold
+	back     []string           // pins that were put back; see KeepPins
+	seen     map[string]seenPin // by path
+	onward   int                // connections that the gateway was let open, those over included until they are swept
 
 	made     made                         // by the change that is under way
 	counting map[uint32]tables.CounterKey // the numbers of the plan in force, by slot

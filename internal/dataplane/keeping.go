@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // Another process may remove pins while this process has the objects open, or unmount their bpf
@@ -80,10 +81,23 @@ func (d *Dataplane) keepPinsLocked() (err error) {
 func (d *Dataplane) keepObjects() error {
 	var first error
 	failed := 0
+	seen := map[string]seenPin{}
+	defer func() { d.seen = seen }()
 	keep := func(path string, o pinned) {
+		// Each mount on the machine leads here. The file alone is looked at in one system call.
+		file, err := statPin(path)
+		now := seenPin{file, o}
+		if err == nil && d.seen[path] == now {
+			seen[path] = now
+			return
+		}
 		if err := d.keepPin(path, o); err != nil {
 			first = cmp.Or(first, err)
 			failed++
+			return
+		}
+		if again, err := statPin(path); err == nil && again == file {
+			seen[path] = now
 		}
 	}
 	// In an order, so that the same trouble makes the same words.
@@ -119,6 +133,27 @@ func (d *Dataplane) keepObjects() error {
 		first = fmt.Errorf("%w; and %d more", first, failed-1)
 	}
 	return first
+}
+
+// seenPin is a pin that was found to be of an object.
+type seenPin struct {
+	file pinFile
+	of   pinned
+}
+
+// pinFile tells a pin from others, earlier ones of the same path too: the object of a file in a bpf
+// filesystem never changes.
+type pinFile struct {
+	device, inode uint64
+	changed       unix.Timespec
+}
+
+func statPin(path string) (pinFile, error) {
+	var s unix.Stat_t
+	if err := unix.Lstat(path, &s); err != nil {
+		return pinFile{}, err
+	}
+	return pinFile{uint64(s.Dev), s.Ino, s.Ctim}, nil
 }
 
 // keepDirectory makes a new directory of the instance if the locked one is gone, locks it, and

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
@@ -187,6 +189,41 @@ func TestPinsThatCannotBeBackAreToldOf(t *testing.T) {
 	b.must(d.Close())
 	_, err = b.detach(b.cfg)
 	b.must(err)
+}
+
+// A pin that was looked at before is looked at again where its file is another.
+func TestPinsOfOtherObjectsAreReplaced(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	before := b.pinIDs(d)
+	for range 2 {
+		if back, err := d.KeepPins(); len(back) != 0 || err != nil {
+			t.Fatalf("with all pins there: %q, %v", back, err)
+		}
+	}
+	theirs, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	b.must(err)
+	defer theirs.Close()
+	var want []string
+	for _, name := range slices.Sorted(maps.Keys(d.gen.maps))[:2] {
+		path := filepath.Join(d.gen.dir, string(name))
+		rel, err := filepath.Rel(b.dir(), path)
+		b.must(err)
+		want = append(want, rel)
+		b.must(os.Remove(path))
+		if len(want) == 2 {
+			b.must(theirs.Pin(path))
+		}
+	}
+	back, err := d.KeepPins()
+	b.must(err)
+	if !slices.Equal(back, want) {
+		t.Errorf("%q are back, want %q", back, want)
+	}
+	if diff := cmp.Diff(before, b.pinIDs(d)); diff != "" {
+		t.Errorf("the pins are others:\n%s", diff)
+	}
 }
 
 // Whoever finds nothing, since it was removed, may begin; then the one before leaves it
