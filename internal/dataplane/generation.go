@@ -164,29 +164,29 @@ func (g *generation) load() error {
 	g.maps = map[tables.Map]*ebpf.Map{}
 	g.programs = map[string]*ebpf.Program{}
 	g.constants = map[string]*ebpf.Map{}
-	for _, o := range object.All {
-		spec, err := o.Load()
+	specs, err := object.LoadMaps()
+	if err != nil {
+		return err
+	}
+	for name, ms := range specs {
+		if internalMap(name) {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(g.dir, name), nil)
 		if err != nil {
-			return err
+			return fmt.Errorf("map %s: %w", name, err)
 		}
-		for name, ms := range spec.Maps {
-			if internalMap(name) || g.maps[tables.Map(name)] != nil {
-				continue
-			}
-			m, err := ebpf.LoadPinnedMap(filepath.Join(g.dir, name), nil)
-			if err != nil {
-				return fmt.Errorf("map %s: %w", name, err)
-			}
-			g.maps[tables.Map(name)] = m
-			size := m.MaxEntries()
-			ms.MaxEntries = sizeOf(tables.Map(name), ms, tables.Limits{Lines: size, Headends: size, Stats: size, Hops: size, Egresses: size, Places: size, Buckets: size / abi.Ways, Slots: size})
-			if tables.Map(name) == tables.MapBuckets {
-				ms.MaxEntries = size
-			}
-			if err := ms.Compatible(m); err != nil {
-				return fmt.Errorf("map %s: %w", name, err)
-			}
+		g.maps[tables.Map(name)] = m
+		size := m.MaxEntries()
+		ms.MaxEntries = sizeOf(tables.Map(name), ms, tables.Limits{Lines: size, Headends: size, Stats: size, Hops: size, Egresses: size, Places: size, Buckets: size / abi.Ways, Slots: size})
+		if tables.Map(name) == tables.MapBuckets {
+			ms.MaxEntries = size
 		}
+		if err := ms.Compatible(m); err != nil {
+			return fmt.Errorf("map %s: %w", name, err)
+		}
+	}
+	for _, o := range object.All {
 		p, err := ebpf.LoadPinnedProgram(filepath.Join(g.dir, o.Program), nil)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // no plan has needed it
@@ -322,14 +322,12 @@ func (d *Dataplane) pinPrograms(g *generation, programs []string) error {
 // loadObjects makes the maps of g, including maps without a program so far, and loads programs
 // with them.
 func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[tables.Map]*ebpf.Map, programs []string) error {
-	for _, o := range object.All {
-		spec, err := o.Load()
-		if err != nil {
-			return fmt.Errorf("read the object of %s: %w", o.Program, err)
-		}
-		if err := d.makeMaps(g, spec, carry); err != nil {
-			return err
-		}
+	specs, err := object.LoadMaps()
+	if err != nil {
+		return err
+	}
+	if err := d.makeMaps(g, specs, carry); err != nil {
+		return err
 	}
 	if err := g.emptyMatch(); err != nil {
 		return err
@@ -349,7 +347,7 @@ func (d *Dataplane) loadPrograms(g *generation, cfg abi.Config, programs []strin
 		if err := spec.Variables[object.VarConfig].Set(cfg); err != nil {
 			return fmt.Errorf("configure %s: %w", name, err)
 		}
-		if err := g.sizeMaps(spec); err != nil {
+		if err := g.sizeMaps(spec.Maps); err != nil {
 			return err
 		}
 		specs[i] = spec
@@ -488,12 +486,12 @@ func (g *generation) connect() error {
 	return nil
 }
 
-// makeMaps makes the maps of an object that g does not have yet.
-func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map[tables.Map]*ebpf.Map) (err error) {
-	if err := g.sizeMaps(spec); err != nil {
+// makeMaps makes the maps that g does not have yet.
+func (d *Dataplane) makeMaps(g *generation, specs map[string]*ebpf.MapSpec, carry map[tables.Map]*ebpf.Map) (err error) {
+	if err := g.sizeMaps(specs); err != nil {
 		return err
 	}
-	for name, ms := range spec.Maps {
+	for name, ms := range specs {
 		t := tables.Map(name)
 		if internalMap(name) || g.maps[t] != nil {
 			continue
@@ -510,8 +508,8 @@ func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map
 }
 
 // sizeMaps sets the sizes of g in the maps of an object.
-func (g *generation) sizeMaps(spec *ebpf.CollectionSpec) error {
-	for name, ms := range spec.Maps {
+func (g *generation) sizeMaps(specs map[string]*ebpf.MapSpec) error {
+	for name, ms := range specs {
 		if internalMap(name) {
 			continue
 		}

@@ -1047,7 +1047,7 @@ func TestHeadendWithoutARecordOfNumbersRefusesAndTheRestWorks(t *testing.T) {
 func TestRefusedPacketBecomesAnEvent(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	events := make(chan event.Event, 16)
 	ended := make(chan error, 1)
@@ -1062,7 +1062,7 @@ func TestRefusedPacketBecomesAnEvent(t *testing.T) {
 			return e
 		case err := <-ended:
 			t.Fatalf("the reader has ended: %v", err)
-		case <-ctx.Done():
+		case <-time.After(waitLimit): // since the data path is there, which takes a busy machine a minute
 			t.Fatal("no event came")
 		}
 		panic("unreachable")

@@ -28,14 +28,12 @@ const verifierRoom = 1_000_000 * 3 / 4
 func TestVerifierHasRoom(t *testing.T) {
 	t.Parallel()
 	plain, labels := verifiedConfig(t, nil), verifiedConfig(t, &plan.MPLS{Services: 100000, Label: 16001})
-	configurations := []abi.Config{plain, labels}
 	if have, err := haveDecapL3(); err != nil {
 		t.Fatal(err)
-	} else if have {
+	} else if have { // then no agent loads them without
 		plain.DecapL3, labels.DecapL3 = 1, 1
-		configurations = append(configurations, plain, labels)
 	}
-	for i, cfg := range configurations {
+	for i, cfg := range []abi.Config{plain, labels} {
 		for _, o := range slices.Concat(object.All, object.Alone) {
 			alone := slices.ContainsFunc(object.Alone, func(a object.Object) bool { return a.Program == o.Program })
 			if alone && i > 0 {
@@ -116,7 +114,7 @@ func verified(o object.Object, cfg abi.Config, flags uint32) (s verifierSaid, er
 	defer func() { err = errors.Join(err, g.close()) }()
 	shared := map[string]*ebpf.Map{}
 	if spec.Variables[object.VarConfig] != nil { // it is of a generation
-		if err := new(Dataplane).makeMaps(g, spec, nil); err != nil {
+		if err := new(Dataplane).makeMaps(g, spec.Maps, nil); err != nil {
 			return s, err
 		}
 		for name := range spec.Maps {

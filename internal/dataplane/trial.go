@@ -114,7 +114,7 @@ func tryProgram(o object.Object, cfg abi.Config, limits tables.Limits) (err erro
 	}
 	g := &generation{limits: limits, maps: map[tables.Map]*ebpf.Map{}}
 	defer func() { err = errors.Join(err, g.close()) }()
-	if err := new(Dataplane).makeMaps(g, spec, nil); err != nil {
+	if err := new(Dataplane).makeMaps(g, spec.Maps, nil); err != nil {
 		return err
 	}
 	p, constants, err := loadProgram(o.Program, spec, g.maps)

@@ -1,7 +1,9 @@
 package object
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
@@ -74,6 +76,17 @@ const (
 
 // LoadStreamLookup reads its object.
 func LoadStreamLookup() (*ebpf.CollectionSpec, error) { return loadStreamLookup() }
+
+// LoadMaps reads the maps of a generation, of which each of All has every one: it reads the smallest
+// object. The caller owns the result.
+func LoadMaps() (map[string]*ebpf.MapSpec, error) {
+	smallest := slices.MinFunc(All, func(a, b Object) int { return cmp.Compare(len(*a.ELF), len(*b.ELF)) })
+	spec, err := smallest.Load()
+	if err != nil {
+		return nil, fmt.Errorf("read the object of %s for its maps: %w", smallest.Program, err)
+	}
+	return spec.Maps, nil
+}
 
 // Load reads the object of a program.
 func Load(program string) (*ebpf.CollectionSpec, error) {

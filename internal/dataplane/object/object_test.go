@@ -2,10 +2,16 @@ package object
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // What loads all programs (the agent's own trial, waystamp doctor, make check-kernels) goes by
@@ -39,6 +45,29 @@ func TestEveryObjectIsListed(t *testing.T) {
 		}
 		if len(spec.Programs) != 1 || spec.Programs[listed[i].Program] == nil {
 			t.Errorf("%s is listed as %s, and has %d programs", f, listed[i].Program, len(spec.Programs))
+		}
+	}
+}
+
+// LoadMaps reads one of the objects for the maps of all.
+func TestEachObjectHasTheMapsOfAll(t *testing.T) {
+	want, err := LoadMaps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	constants := func(name string, _ *ebpf.MapSpec) bool { return strings.HasPrefix(name, ".") }
+	maps.DeleteFunc(want, constants)
+	if len(want) < 40 {
+		t.Errorf("there are %d maps only", len(want))
+	}
+	for _, o := range All {
+		spec, err := o.Load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		maps.DeleteFunc(spec.Maps, constants)
+		if diff := cmp.Diff(want, spec.Maps, cmpopts.IgnoreFields(ebpf.MapSpec{}, "Key", "Value")); diff != "" {
+			t.Errorf("the maps of %s are others:\n%s", o.Program, diff)
 		}
 	}
 }
