@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
@@ -493,6 +494,31 @@ func (w *world) tellAll() {
 		}
 		if b, err := os.ReadFile(filepath.Join(w.Dir(), "logs", n+".log")); err == nil {
 			w.t.Logf("the agent of %s says:\n%s", n, b)
+		}
+	}
+	w.tellDrops()
+}
+
+// tellDrops shows which interfaces have dropped packets, which no node counts.
+func (w *world) tellDrops() {
+	for _, m := range w.Members() {
+		ns, err := w.NetNS(m.Name)
+		if err != nil {
+			w.t.Logf("interfaces of %s: %v", m.Name, err)
+			continue
+		}
+		err = ns.Do(func() error {
+			links, err := netlink.LinkList()
+			for _, l := range links {
+				if s := l.Attrs().Statistics; s != nil && s.RxDropped+s.TxDropped+s.RxErrors+s.TxErrors > 0 {
+					w.t.Logf("%s of %s: of %d packets in %d were dropped, and of %d out %d; %d and %d errors",
+						l.Attrs().Name, m.Name, s.RxPackets, s.RxDropped, s.TxPackets, s.TxDropped, s.RxErrors, s.TxErrors)
+				}
+			}
+			return err
+		})
+		if err = errors.Join(err, ns.Close()); err != nil {
+			w.t.Logf("interfaces of %s: %v", m.Name, err)
 		}
 	}
 }

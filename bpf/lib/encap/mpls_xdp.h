@@ -49,6 +49,8 @@ static __always_inline bool outer_write(ctx_t *ctx, const __u8 *outer,
 {
 	struct cursor c = ctx_cursor(ctx);
 	const __u64 *from = (const void *)(outer + 4);
+	/* A value of its own: the verifier goes on with each bound of len that a turn finds. */
+	__u32 pieces = (len - 4) / sizeof(*from);
 	__u64 *to;
 
 	if (!cursor_take(&c, struct eth_hdr))
@@ -62,7 +64,7 @@ static __always_inline bool outer_write(ctx_t *ctx, const __u8 *outer,
 	for (__u32 i = 0; i < OUTER_LEAST; i++)
 		*to++ = from[i];
 	for (__u32 i = OUTER_LEAST; i < (WS_OUTER_MAX - 4) / sizeof(*to); i++) {
-		if (i * sizeof(*to) >= len - 4)
+		if (i >= pieces)
 			break;
 		if ((void *)(to + 1) > c.end)
 			return false;

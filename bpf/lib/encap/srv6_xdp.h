@@ -46,6 +46,8 @@ static __always_inline bool outer_write(ctx_t *ctx, const __u8 *outer,
 {
 	struct cursor c = ctx_cursor(ctx);
 	const struct sid *from = (const void *)(outer + 8);
+	/* A value of its own: the verifier goes on with each bound of len that a turn finds. */
+	__u32 pieces = (len - 8) / sizeof(struct sid);
 	struct sid *to;
 
 	if (!cursor_take(&c, struct eth_hdr))
@@ -60,7 +62,7 @@ static __always_inline bool outer_write(ctx_t *ctx, const __u8 *outer,
 	for (__u32 i = 0; i < OUTER_LEAST; i++)
 		*to++ = from[i];
 	for (__u32 i = OUTER_LEAST; i < (WS_OUTER_MAX - 8) / sizeof(*to); i++) {
-		if (i * sizeof(*to) >= len - 8)
+		if (i >= pieces)
 			break;
 		if ((void *)(to + 1) > c.end)
 			return false;

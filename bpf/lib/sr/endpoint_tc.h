@@ -105,6 +105,23 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 /* All positions except the headend, and one visit that finds no next segment. */
 #define VISITS_MAX (WS_SEGS_MAX + 1)
 
+/* A visit, and once more if it has made more of the packet linear, which it
+ * does once. Not in the loop's own turns: the verifier would go through each
+ * number of pulls for each number of visits.
+ */
+static __always_inline int endpoint_visit(struct __sk_buff *skb, bool first,
+					  struct step *s)
+{
+	int verdict;
+
+	s->next = STEP_DONE;
+	verdict = ws_endpoint_step(skb, first, s);
+	if (s->next != STEP_PULLED)
+		return verdict;
+	s->next = STEP_DONE;
+	return ws_endpoint_step(skb, first, s);
+}
+
 /* All consecutive visits on this node. With plain SIDs each visit
  * decrements Segments Left, and with C-SIDs no path of a plan has more
  * than the bound: only a forged list reaches it. Returns the verdict.
@@ -113,19 +130,12 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 {
 	int verdict = CTX_PASS;
 	struct step s = {};
-	__u32 visits = 0;
 
-	/* One more step: a pull is no visit. */
-	for (__u32 i = 0; i <= VISITS_MAX; i++) {
-		s.next = STEP_DONE;
-		verdict = ws_endpoint_step(skb, first, &s);
-		if (s.next == STEP_AGAIN) {
-			first = false;
-			if (++visits == VISITS_MAX)
-				break;
-		} else if (s.next != STEP_PULLED) {
+	for (__u32 i = 0; i < VISITS_MAX; i++) {
+		verdict = endpoint_visit(skb, first, &s);
+		if (s.next != STEP_AGAIN)
 			break;
-		}
+		first = false;
 	}
 	switch (s.next) {
 	case STEP_DONE:
