@@ -150,7 +150,7 @@ type pinFile struct {
 
 func statPin(path string) (pinFile, error) {
 	var s unix.Stat_t
-	if err := unix.Lstat(path, &s); err != nil {
+	if err := unix.Stat(path, &s); err != nil {
 		return pinFile{}, err
 	}
 	return pinFile{uint64(s.Dev), s.Ino, s.Ctim}, nil

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
@@ -88,6 +89,9 @@ func TestBPFFilesystemThatIsUnmountedIsMountedAgain(t *testing.T) {
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
 	before := b.pinIDs(d)
+	if back, err := d.KeepPins(); len(back) != 0 || err != nil { // so that it knows the files
+		t.Fatalf("with all pins there: %q, %v", back, err)
+	}
 	b.must(unix.Unmount(bpfRoot, unix.MNT_DETACH))
 	if on, err := onBPF(bpfRoot); on || err != nil {
 		t.Fatalf("a bpf filesystem is at %s still: %v", bpfRoot, err)
@@ -206,18 +210,34 @@ func TestPinsOfOtherObjectsAreReplaced(t *testing.T) {
 	b.must(err)
 	defer theirs.Close()
 	var want []string
-	for _, name := range slices.Sorted(maps.Keys(d.gen.maps))[:2] {
-		path := filepath.Join(d.gen.dir, string(name))
+	remove := func(path string) {
 		rel, err := filepath.Rel(b.dir(), path)
 		b.must(err)
 		want = append(want, rel)
 		b.must(os.Remove(path))
-		if len(want) == 2 {
+	}
+	for _, a := range d.links {
+		remove(a.path)
+		break
+	}
+	remove(filepath.Join(d.gen.dir, object.CoreTC))
+	remove(filepath.Join(d.gen.dir, constantsPin(object.CoreTC)))
+	for _, kind := range []string{windowsName, numbersName} {
+		slabs, err := filepath.Glob(filepath.Join(b.dir(), kind, "slab-*"))
+		b.must(err)
+		remove(slabs[0])
+	}
+	for i, name := range slices.Sorted(maps.Keys(d.gen.maps))[:2] {
+		path := filepath.Join(d.gen.dir, string(name))
+		remove(path)
+		if i == 1 {
 			b.must(theirs.Pin(path))
 		}
 	}
 	back, err := d.KeepPins()
 	b.must(err)
+	slices.Sort(back)
+	slices.Sort(want)
 	if !slices.Equal(back, want) {
 		t.Errorf("%q are back, want %q", back, want)
 	}

@@ -1085,8 +1085,13 @@ func TestRefusedPacketBecomesAnEvent(t *testing.T) {
 		t.Errorf("event %+v", e)
 	}
 	b.must(d.Close())
-	if err := <-ended; err != nil {
-		t.Errorf("after Close the reader ends with %v, want nil", err)
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("after Close the reader ends with %v, want nil", err)
+		}
+	case <-time.After(waitLimit):
+		t.Error("after Close the reader goes on")
 	}
 }
 

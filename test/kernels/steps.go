@@ -43,7 +43,7 @@ func (s step) has(test string) bool {
 }
 
 // functionWays are those of TestTCPThroughAFunctionLosesNoStamp: each way of handing packets to a function, IP version and
-// encapsulation, and not all of them with each other, which are thirty laboratories.
+// encapsulation, and not all of them with each other, which are thirty laboratories with WAYSTAMP_ENCAPSULATIONS=all.
 var functionWays = []string{
 	"nftables,_cut,_IPv6", "nftables,_kept,_IPv4", "nftables,_kept,_by_content,_IPv6", "one_interface,_IPv4_over_labels",
 	"user_space,_IPv6_over_labels", "own_kernel,_IPv4", "own_kernel,_cut_and_merged_on_the_way,_IPv6",
