@@ -247,6 +247,7 @@ func TestMalformedRequestsOfHTTP2AreRefused(t *testing.T) {
 		"te that is not trailers":    {with("te", "gzip"), "", ""},
 		late:                         {with("content-length", "1"), "abc", ""},
 		"a length that is no number": {with("content-length", "+3"), "abc", ""},
+		"two lengths":                {with("content-length", "3", "content-length", "4"), "abc", ""},
 		"CONNECT with a path":        {all([]string{":method", "CONNECT"}, scheme, host, path), "", ""},
 		"extended CONNECT, unasked":  {all([]string{":method", "CONNECT", ":protocol", "websocket"}, scheme, host, path), "", ""},
 	} {

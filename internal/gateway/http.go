@@ -175,6 +175,12 @@ func (s *Service) asked(identity, host string, r *http.Request) (asked policy.Re
 	if r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.URL.Path == "*" {
 		return asked, "", refuse(MethodRefused, "method %s for %q is not served", shorten(r.Method, 64), shorten(r.URL.Path, 64))
 	}
+	// In HTTP/2 net/http takes one that it cannot read for 0, and the first of several.
+	if length := r.Header["Content-Length"]; len(length) > 0 {
+		if _, err := strconv.ParseUint(length[0], 10, 63); err != nil || len(length) > 1 {
+			return asked, "", refuse(RequestMalformed, "the length of the content is %q", shorten(strings.Join(length, ", "), 64))
+		}
+	}
 	// "x:http://host/a" has no path for net/url, and goes on whole.
 	if r.URL.Opaque != "" {
 		return asked, "", refuse(PathAmbiguous, "the target %q is neither a path nor a URL with a host", shorten(r.URL.String(), 300))
