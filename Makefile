@@ -117,7 +117,7 @@ check-generated: clang-pinned
 
 .PHONY: generate
 generate: clang-pinned ## eBPF objects, their Go, internal/abi, internal/rpc and reference pages, with clang-19
-	@sed -n 's/^.* -no-global-types \([A-Za-z]*\) .*/\1/p' internal/dataplane/object/gen.go | \
+	@sed -n 's/^.* -no-global-types \([A-Za-z0-9]*\) .*/\1/p' internal/dataplane/object/gen.go | \
 		BPF_CLANG=$(BPF_CLANG) BPF_STRIP=$(BPF_STRIP) xargs -P "$$(nproc)" -I {} go generate -run ' {} ' ./internal/dataplane/object # each by itself: on all CPUs
 	@go run ./tools/abigen -clang $(BPF_CLANG)
 	@go run ./tools/protogen

@@ -129,9 +129,9 @@ static __always_inline bool proxy_keep(ctx_t *ctx, const struct endpoint *ep,
 }
 
 /* Makes the bytes linear that may contain the ports; false: they are
- * linear already. If the kernel cannot, the packet is refused after the
- * next try; see endpoint_visit. Moves the packet. A function of its own: otherwise clang
- * merges its reads of skb->data with the caller's, as 32-bit numbers.
+ * linear already. For when the kernel cannot, see endpoint_visit. Moves the
+ * packet. A function of its own: otherwise clang merges its reads of
+ * skb->data with the caller's, as 32-bit numbers.
  */
 static __noinline bool bypass_pull(struct __sk_buff *skb, __u32 outer)
 {

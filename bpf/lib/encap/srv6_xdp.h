@@ -46,7 +46,7 @@ static __always_inline bool outer_write(ctx_t *ctx, const __u8 *outer,
 {
 	struct cursor c = ctx_cursor(ctx);
 	const struct sid *from = (const void *)(outer + 8);
-	/* A value of its own: the verifier goes on with each bound of len that a turn finds. */
+	/* Not len, of which each turn would leave the verifier another bound. */
 	__u32 pieces = (len - 8) / sizeof(struct sid);
 	struct sid *to;
 

@@ -106,9 +106,9 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 #define VISITS_MAX (WS_SEGS_MAX + 1)
 
 /* A visit, and once more if it has made more of the packet linear. If it then
- * wants more again, the kernel cannot, and the packet is refused as LOOP. Not in
- * the loop's own turns: the verifier would go through each number of pulls for
- * each number of visits.
+ * wants more again, the kernel cannot, and the packet is refused as LOOP. The
+ * loop over visits counts no pulls: the verifier would go through each number
+ * of them for each number of visits.
  */
 static __always_inline int endpoint_visit(struct __sk_buff *skb, bool first,
 					  struct step *s)
