@@ -29,10 +29,19 @@ type gate struct {
 	outcomes map[string]bool   // "package test" of every test that ended
 
 	passed, failed, skipped int
+	unsteady                int // of those that passed; see Steady
 	problems                []string
+	failures                []failure
 
 	packages map[string]*pkg
 	builds   map[string]*bytes.Buffer // what the compiler said, by import path
+}
+
+// failure is a test or subtest that failed.
+type failure struct {
+	pkg, test string
+	said      string // the last of it
+	passed    string // how it passed by itself, behind the others; "" if it did not
 }
 
 type pkg struct {
@@ -143,7 +152,9 @@ func (g *gate) testEnded(e event, p *pkg, w io.Writer) {
 	case "fail":
 		p.failed++
 		g.failed++
-		fmt.Fprintf(w, "FAIL %s %s\n%s", e.Package, e.Test, indent(p.output[e.Test]))
+		said := indent(p.output[e.Test])
+		fmt.Fprintf(w, "FAIL %s %s\n%s", e.Package, e.Test, said)
+		g.failures = append(g.failures, failure{pkg: e.Package, test: e.Test, said: lastLines(said, 12)})
 	case "skip":
 		p.skipped++
 		g.skipped++
@@ -230,12 +241,60 @@ func (g *gate) Finish(w io.Writer) bool {
 			g.Problem(fmt.Sprintf("%s allows %s to be skipped, but there is no such test; take the line out", g.file, key))
 		}
 	}
+	if len(g.failures) > 0 {
+		fmt.Fprintln(w, "Once more what failed, and the last that it said:")
+	}
+	unsteady := ""
+	for _, f := range g.failures {
+		if f.passed == "" {
+			fmt.Fprintf(w, "FAIL %s %s\n%s", f.pkg, f.test, f.said)
+			continue
+		}
+		unsteady = fmt.Sprintf(", %d unsteady", g.unsteady)
+		fmt.Fprintf(w, "unsteady %s %s: failed beside the others, and %s; mend it\n%s", f.pkg, f.test, f.passed, f.said)
+	}
 	for _, p := range g.problems {
 		fmt.Fprintf(w, "FAIL %s\n", strings.TrimRight(p, "\n"))
 	}
 	// A problem is a failure of the run, so the sum never shows none beside one.
-	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", g.passed, g.failed+len(g.problems), g.skipped)
+	fmt.Fprintf(w, "%d passed, %d failed, %d skipped%s\n", g.passed, g.failed+len(g.problems), g.skipped, unsteady)
 	return g.failed == 0 && len(g.problems) == 0
+}
+
+// Alone returns the tests, without their subtests, that are worth a run by
+// themselves: all that failed, by package, if these are few and nothing else is wrong.
+func (g *gate) Alone() [][2]string {
+	const few = 3
+	var list [][2]string
+	for _, f := range g.failures {
+		top, _, _ := strings.Cut(f.test, "/")
+		if t := [2]string{f.pkg, top}; !slices.Contains(list, t) {
+			list = append(list, t)
+		}
+	}
+	if len(list) > few || len(g.problems) > 0 || len(g.Unfinished()) > 0 || g.failed != len(g.failures) {
+		return nil
+	}
+	return list
+}
+
+// Steady takes a test and its subtests off what failed, since it passed by itself; how says how.
+func (g *gate) Steady(test [2]string, how string) {
+	for i := range g.failures {
+		f := &g.failures[i]
+		if top, _, _ := strings.Cut(f.test, "/"); f.pkg == test[0] && top == test[1] {
+			f.passed = how
+			g.failed--
+			g.passed++
+			g.unsteady++
+		}
+	}
+}
+
+// lastLines returns the last n lines of s, which ends with a newline or is empty.
+func lastLines(s string, n int) string {
+	lines := strings.SplitAfter(s, "\n")
+	return strings.Join(lines[max(0, len(lines)-1-n):], "")
 }
 
 func indent(b *bytes.Buffer) string {

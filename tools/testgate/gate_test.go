@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -26,10 +28,18 @@ func runModule(t *testing.T, skips, testFile string, args ...string) (string, er
 	return out.String(), err
 }
 
+// once is a test whose subtest fails as often as told, and then passes.
+func once(name string, fails int) string {
+	file := fmt.Sprintf("%q", name+strconv.Itoa(fails))
+	return "func " + name + "(t *testing.T) { t.Run(\"sub\", func(t *testing.T) { had, _ := os.ReadFile(" + file + "); os.WriteFile(" + file +
+		", append(had, '.'), 0o600); if len(had) < " + strconv.Itoa(fails) + " { t.Fail() } }) }\n"
+}
+
 const (
-	passing = "package gated\nimport \"testing\"\nfunc TestGood(t *testing.T) {}\n"
-	failing = "func TestBad(t *testing.T) { t.Log(\"what it said\"); t.Fail() }\n"
-	skipped = "func TestOld(t *testing.T) { t.Run(\"sub\", func(t *testing.T) { t.Skip(\"too old\") }) }\n"
+	withFiles = "package gated\nimport (\"os\"; \"testing\")\n"
+	passing   = "package gated\nimport \"testing\"\nfunc TestGood(t *testing.T) {}\n"
+	failing   = "func TestBad(t *testing.T) { t.Log(\"what it said\"); t.Fail() }\n"
+	skipped   = "func TestOld(t *testing.T) { t.Run(\"sub\", func(t *testing.T) { t.Skip(\"too old\") }) }\n"
 )
 
 func TestTheGateJudgesARun(t *testing.T) {
@@ -39,6 +49,7 @@ func TestTheGateJudgesARun(t *testing.T) {
 		ok                bool
 		last              string // line
 		want              []string
+		not               string // in the report
 	}{
 		{name: "all pass", file: passing, ok: true, last: "1 passed, 0 failed, 0 skipped",
 			want: []string{"ok   gated  1 passed"}},
@@ -47,7 +58,16 @@ func TestTheGateJudgesARun(t *testing.T) {
 		{name: "a run that go test refuses", file: passing, args: []string{"--", "-count=x"},
 			last: "1 passed, 1 failed, 0 skipped", want: []string{"named no failure"}},
 		{name: "a failure shows what the test said", file: passing + failing, last: "1 passed, 1 failed, 0 skipped",
-			want: []string{"FAIL gated TestBad\n", "what it said"}},
+			want: []string{"FAIL gated TestBad\n", "what it said", "the last that it said:\nFAIL gated TestBad\n     "}},
+		{name: "a failure that comes once alone", last: "2 passed, 0 failed, 0 skipped, 2 unsteady", ok: true,
+			file: withFiles + once("TestOnce", 1),
+			want: []string{"FAIL gated TestOnce/sub\n", "again, by itself: gated TestOnce\n", "unsteady gated TestOnce/sub: failed beside the others, and passed 2 times by itself"}},
+		{name: "a failure that comes twice", last: "0 passed, 2 failed, 0 skipped", file: withFiles + once("TestTwice", 2),
+			want: []string{"again, by itself: gated TestTwice\n", "the last that it said:\nFAIL gated TestTwice/sub\n"}},
+		{name: "more failures than few", last: "0 passed, 8 failed, 0 skipped", not: "again",
+			file: withFiles + once("TestA", 1) + once("TestB", 1) + once("TestC", 1) + once("TestD", 1)},
+		{name: "a failure beside a problem", last: "0 passed, 3 failed, 1 skipped", not: "again",
+			file: withFiles + once("TestA", 1) + "func TestOld(t *testing.T) { t.Skip(\"too old\") }\n"},
 		{name: "a skip that nothing allows", file: passing + skipped, last: "2 passed, 1 failed, 1 skipped",
 			want: []string{"FAIL gated TestOld/sub was skipped", "too old"}},
 		{name: "an allowed skip", skips: "gated TestOld/sub Linux 9\n", file: passing + skipped, ok: true,
@@ -59,14 +79,14 @@ func TestTheGateJudgesARun(t *testing.T) {
 		{name: "test files without tests", file: "package gated\n", last: "0 passed, 2 failed, 0 skipped",
 			want: []string{"not one test of it ran", "not one test ran"}},
 		{name: "tests that TestMain never ran", last: "0 passed, 2 failed, 0 skipped",
-			file: "package gated\nimport (\"os\"; \"testing\")\nfunc TestMain(*testing.M) { os.Exit(0) }\nfunc TestGood(t *testing.T) {}\n",
+			file: withFiles + "func TestMain(*testing.M) { os.Exit(0) }\nfunc TestGood(t *testing.T) {}\n",
 			want: []string{"not one test of it ran"}},
 		{name: "a filter that leaves nothing", file: passing, args: []string{"-run", "Nonesuch"},
 			last: "0 passed, 2 failed, 0 skipped", want: []string{"not one test ran"}},
 		{name: "code that does not build", file: "package gated\nfunc f() int {}\n", last: "0 passed, 1 failed, 0 skipped",
 			want: []string{"missing return"}},
 		{name: "a process that dies", last: "0 passed, 1 failed, 0 skipped",
-			file: "package gated\nimport (\"os\"; \"testing\")\nfunc TestExit(t *testing.T) { println(\"last words\"); os.Exit(3) }\n",
+			file: withFiles + "func TestExit(t *testing.T) { println(\"last words\"); os.Exit(3) }\n",
 			want: []string{"last words", "ended in the middle of TestExit"}},
 		{name: "a process that is killed", last: "1 passed, 1 failed, 0 skipped",
 			file: passing[:13] + "\nimport (\"os\"; \"syscall\"; \"testing\")\n" + passing[len("package gated\nimport \"testing\"\n"):] +
@@ -88,6 +108,9 @@ func TestTheGateJudgesARun(t *testing.T) {
 				if !strings.Contains(out, w) {
 					t.Errorf("the report does not say %q", w)
 				}
+			}
+			if tt.not != "" && strings.Contains(out, tt.not) {
+				t.Errorf("the report says %q", tt.not)
 			}
 			if t.Failed() {
 				t.Logf("the report:\n%s", out)

@@ -5,8 +5,10 @@
 //
 //	testgate -skips test/skips.golden -- ARGUMENTS OF GO TEST [-- ARGUMENTS OF GO TEST ...]
 //
-// Each group of arguments is one run of go test, in order. The last line that it
-// prints is "N passed, N failed, N skipped".
+// Each group of arguments is one run of go test, in order. Tests that failed, if
+// they are few, then run again by themselves, twice each; one that passes both
+// times is unsteady, and no failure (ADR 0155). The last line that it prints is
+// "N passed, N failed, N skipped", and ", N unsteady" if there are.
 package main
 
 import (
@@ -55,8 +57,32 @@ func run(ctx context.Context, dir, skipsFile string, args []string, w io.Writer)
 			return err
 		}
 	}
+	for _, test := range gate.Alone() {
+		if err := alone(ctx, gate, string(text), dir, test, w); err != nil {
+			return err
+		}
+	}
 	if !gate.Finish(w) {
 		return errTests
+	}
+	return nil
+}
+
+// alone runs a test of a package that failed beside others, with nothing beside it.
+func alone(ctx context.Context, of *gate, skips, dir string, test [2]string, w io.Writer) error {
+	const times = 2
+	fmt.Fprintf(w, "again, by itself: %s %s\n", test[0], test[1])
+	again, err := newGate(of.file, skips)
+	if err != nil {
+		return err
+	}
+	for range times {
+		if err := goTest(ctx, again, dir, []string{"-timeout", "60m", "-run", "^" + test[1] + "$", test[0]}, w); err != nil {
+			return err
+		}
+	}
+	if again.failed == 0 && len(again.problems) == 0 && again.passed > 0 {
+		of.Steady(test, fmt.Sprintf("passed %d times by itself", times))
 	}
 	return nil
 }
