@@ -63,14 +63,17 @@ func (w *Worker) extend(loops int, room uint64, memory *host.SharedWords) error 
 	return nil
 }
 
-// handFile gives a client's connection to a loop with another table, and closes it in this one. false: it is reset.
+// handFile gives a client's connection to a loop with another table, and closes it in this one. false: the caller still has it.
 func (l *loop) handFile(to *loop, fd int, of ends) bool {
 	text, err := of.text()
 	if err == nil {
 		err = sendFiles(l.w.hands[to.index], text, fd)
 	}
+	if err != nil {
+		return false
+	}
 	unix.Close(fd)
-	return err == nil
+	return true
 }
 
 // takeFiles takes clients' connections that other loops hand over.

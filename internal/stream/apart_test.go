@@ -124,7 +124,7 @@ func TestLoopsFollowConnections(t *testing.T) {
 
 // A loop that has no connection any more holds nothing for them, and takes the next one.
 func TestALoopRests(t *testing.T) {
-	w, memory, _ := heldWorker(t, nil, 1)
+	w, memory, _ := heldWorker(t, nil, 0, 1)
 	closes(t, w)
 	must(t, w.extend(2, 8, memory))
 	l := w.loops[1]
@@ -161,7 +161,13 @@ func TestWaitingClientsGoToLoopsWithRoom(t *testing.T) {
 	runtime, err := host.RuntimeDescriptors()
 	must(t, err)
 	// The worker accepts in the namespace, and connects in the test's, where the server is.
-	w, memory, node := heldWorker(t, ns, 1)
+	config := net.ListenConfig{}
+	config.SetMultipathTCP(false)
+	l, err := config.Listen(t.Context(), "tcp4", "127.9.8.7:0")
+	must(t, err)
+	t.Cleanup(func() { l.Close() })
+	to := l.Addr().(*net.TCPAddr).AddrPort()
+	w, memory, node := heldWorker(t, ns, to.Port(), 1)
 	must(t, w.extend(tables, room, memory))
 	must(t, w.setApart(runtime))
 	ctx, stop := context.WithCancel(t.Context())
@@ -171,18 +177,15 @@ func TestWaitingClientsGoToLoopsWithRoom(t *testing.T) {
 		stop()
 		must(t, <-ran)
 	})
-	to := netip.AddrPortFrom(netip.MustParseAddr("127.9.8.7"), port)
-	config := net.ListenConfig{}
-	config.SetMultipathTCP(false)
-	l, err := config.Listen(t.Context(), "tcp4", to.String())
-	must(t, err)
-	t.Cleanup(func() { l.Close() })
 	asks := func(client netip.AddrPort) {
 		t.Helper()
 		_, err := unix.Write(node, synOf(t, client, to))
 		must(t, err)
 		b := make([]byte, heldMax)
 		n, err := unix.Read(node, b)
+		for err == unix.EINTR {
+			n, err = unix.Read(node, b)
+		}
 		must(t, err)
 		if s, ok := readSegment(b[:n]); !ok || !s.opens() || s.client != client {
 			t.Fatalf("the worker sent %x; want the SYN of %s", b[:n], client)
@@ -254,7 +257,7 @@ func handed(t *testing.T, works bool) {
 	must(t, err)
 	t.Cleanup(func() { must(t, errors.Join(n.Close(), ns.Close())) })
 	must(t, n.SetUp("lo"))
-	w, memory, _ := heldWorker(t, ns, 2)
+	w, memory, _ := heldWorker(t, ns, port, 2)
 	must(t, w.extend(2, 100, memory))
 	closes(t, w)
 	w.apart = true

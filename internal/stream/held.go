@@ -335,8 +335,8 @@ func (l *loop) takeSYN(s segment, frame []byte, placed bool) {
 		if !errors.Is(err, unix.ECONNREFUSED) {
 			l.w.refused.tell(s.ends, "worker-descriptors")
 		}
+		l.reset(c, wordUnreached) // counted first, as in release
 		l.send(s.refusal(*l.w.config.Hold))
-		l.reset(c, wordUnreached)
 	default:
 		// The server has not refused. The client tries again; meanwhile the one before, of the
 		// same ends, may be over. If the client still has it, TCP knows what to answer (RFC 9293
@@ -388,6 +388,7 @@ func (l *loop) acceptedHeld(fd int, client netip.AddrPort) {
 	case !l.w.apart:
 		its.handAccepted(a)
 	case !l.handFile(its, fd, a.of):
+		unix.Close(fd)
 		a.fd = -1
 		its.handAccepted(a)
 	}
@@ -438,15 +439,15 @@ func (l *loop) serverAnswered(c *conn) {
 
 // serverFailed answers for a server that did not let itself be connected to.
 func (l *loop) serverFailed(c *conn) {
-	err := socketError(int(c.fd[1]))
-	if s, ok := readSegment(c.wait.syn); ok {
+	err, syn := socketError(int(c.fd[1])), c.wait.syn
+	l.reset(c, wordUnreached) // counted first, as in release
+	if s, ok := readSegment(syn); ok {
 		if err == unix.ECONNREFUSED {
 			l.send(s.refusal(*l.w.config.Hold))
 		} else if frame := s.unreachable(*l.w.config.Hold, err); frame != nil {
 			l.send(frame)
 		}
 	}
-	l.reset(c, wordUnreached)
 }
 
 // quiet tells whether a client that waits is not there any more, or never came.

@@ -216,12 +216,15 @@ func (l *loop) run() error {
 	defer runtime.UnlockOSThread()
 	for !l.w.stopping.Load() {
 		n, err := unix.EpollWait(l.epoll, l.events, l.timeout())
-		if err != nil && err != unix.EINTR {
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
 			return os.NewSyscallError("epoll_wait", err)
 		}
 		l.now = time.Since(l.start)
 		l.words[wordRounds].Add(1)
-		for i := range max(n, 0) {
+		for i := range n {
 			l.handle(&l.events[i])
 		}
 		// Those that use up another turn wait for the next round.
@@ -346,8 +349,8 @@ func (l *loop) refuseOne(listener int) bool {
 	fd, from, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 	if err == nil {
 		l.w.refused.tell(ends{addrPort(from), endOf(fd)}, "worker-descriptors")
-		unix.Close(fd)
 		l.words[wordRefused].Add(1)
+		unix.Close(fd)
 	}
 	l.keepSpare()
 	return err == nil
@@ -373,6 +376,7 @@ func (l *loop) accepted(fd int, client netip.AddrPort) {
 		if !l.handFile(to, fd, ends{client: client}) {
 			to.open.Add(-1)
 			l.words[wordRefused].Add(1)
+			unix.Close(fd)
 		}
 		return
 	}

@@ -209,6 +209,9 @@ func newPlainWorld(t *testing.T) *plainWorld {
 	const plainPort = 80
 	must(t, PlainSide{Link: "to", Port: plainPort, Own: one, Via: two, ViaMAC: from}.Prepare(w.place))
 	must(t, PlainSide{Link: "from", Port: plainPort, Accepts: true, Own: two, Via: one, ViaMAC: to}.Prepare(behind))
+	soon, cancel := context.WithTimeout(t.Context(), await.Limit(time.Minute))
+	defer cancel()
+	must(t, errors.Join(w.place.WaitUp(soon, "to"), behind.WaitUp(soon, "from")))
 	x := &plainWorld{t: t, place: w.place}
 	must(t, behind.NetNS().Do(func() error {
 		files, err := PlainListeners(plainPort)

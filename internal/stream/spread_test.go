@@ -17,12 +17,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
 // heldWorker is a worker of some loops in this process, to which the test gives SYNs as a node does. Its
-// configuration is that of "hold", and its listeners are in ns; nil: in the test's namespace.
-func heldWorker(t *testing.T, ns *host.NetNS, loops int) (w *Worker, memory *host.SharedWords, node int) {
+// configuration is that of "hold", and its listeners are in ns at this port; nil: in the test's namespace, at a free one.
+func heldWorker(t *testing.T, ns *host.NetNS, port uint16, loops int) (w *Worker, memory *host.SharedWords, node int) {
 	t.Helper()
 	memory, err := NewStatistics()
 	must(t, err)
@@ -31,7 +32,11 @@ func heldWorker(t *testing.T, ns *host.NetNS, loops int) (w *Worker, memory *hos
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	must(t, err)
 	t.Cleanup(func() { unix.Close(fds[0]) })
-	must(t, unix.SetsockoptTimeval(fds[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 30}))
+	// Room for all that a test has under way: what does not fit is not sent.
+	for _, fd := range fds {
+		must(t, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20))
+	}
+	must(t, unix.SetsockoptTimeval(fds[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(await.Limit(30 * time.Second).Seconds())}))
 	c := &Config{Name: "test", Port: port, Loops: loops, Hold: &Hold{}, Limits: Limits{Connections: 10_000, Buffer: BufferMin, Idle: time.Hour, HalfClosed: time.Hour}}
 	make := func() error {
 		w, err = New(c, memory, os.NewFile(uintptr(fds[1]), "held"))
@@ -40,7 +45,6 @@ func heldWorker(t *testing.T, ns *host.NetNS, loops int) (w *Worker, memory *hos
 	if ns != nil {
 		must(t, ns.Do(make))
 	} else {
-		c.Port = 0
 		must(t, make())
 	}
 	return w, memory, fds[0]
@@ -68,7 +72,7 @@ func TestTheKernelSpreadsConnectionsAsLoopsDo(t *testing.T) {
 			return err
 		}) == nil
 	})
-	w, _, _ := heldWorker(t, ns, loops)
+	w, _, _ := heldWorker(t, ns, port, loops)
 	closes(t, w)
 	for _, c := range []struct {
 		name    string
@@ -150,7 +154,7 @@ func synOf(t *testing.T, client, server netip.AddrPort) []byte {
 // loop's listener got that is another loop's goes there.
 func TestSYNsGoToTheirLoops(t *testing.T) {
 	const loops, clients = 4, 200
-	w, memory, node := heldWorker(t, nil, loops)
+	w, memory, node := heldWorker(t, nil, 0, loops)
 	ctx, stop := context.WithCancel(t.Context())
 	ran := make(chan error, 1)
 	go func() { ran <- w.Run(ctx) }()
@@ -162,10 +166,14 @@ func TestSYNsGoToTheirLoops(t *testing.T) {
 	answers, err := net.Listen("tcp4", "127.0.0.1:0")
 	must(t, err)
 	t.Cleanup(func() { answers.Close() })
-	refuses, err := net.Listen("tcp4", "127.0.0.1:0")
+	// Bound, so that it is nobody else's, and not listening.
+	refuses, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	must(t, err)
-	must(t, refuses.Close())
-	at := func(l net.Listener) netip.AddrPort { return l.Addr().(*net.TCPAddr).AddrPort() }
+	t.Cleanup(func() { unix.Close(refuses) })
+	must(t, unix.Bind(refuses, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	bound, err := unix.Getsockname(refuses)
+	must(t, err)
+	refusing, answering := addrPort(bound), answers.Addr().(*net.TCPAddr).AddrPort()
 	var want [loops]uint64
 	var wait sync.WaitGroup
 	inBackground(t, &wait, func() error {
@@ -193,10 +201,10 @@ func TestSYNsGoToTheirLoops(t *testing.T) {
 	})
 	for i := range clients {
 		client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 1, byte(i)}), uint16(20000+i))
-		server := at(answers)
+		server := answering
 		times := 2 // the second is let in as well, and opens nothing
 		if i%2 == 1 {
-			server, times = at(refuses), 1
+			server, times = refusing, 1
 		}
 		frame := synOf(t, client, server)
 		for range times {
@@ -222,7 +230,7 @@ func TestSYNsGoToTheirLoops(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	must(t, err)
 	defer unix.Close(fds[0])
-	w.loops[3].handAccepted(accepted{fds[1], ends{at(answers), at(answers)}})
+	w.loops[3].handAccepted(accepted{fds[1], ends{answering, answering}})
 	if n, err := unix.Read(fds[0], make([]byte, 1)); n != 0 || err != nil {
 		t.Errorf("%d bytes, %v; want that it is closed", n, err)
 	}
@@ -230,7 +238,7 @@ func TestSYNsGoToTheirLoops(t *testing.T) {
 
 // A client whose SYN finds the worker without a descriptor is refused, and not left without an answer.
 func TestASYNWithoutDescriptorsIsRefused(t *testing.T) {
-	w, memory, node := heldWorker(t, nil, 1)
+	w, memory, node := heldWorker(t, nil, 0, 1)
 	closes(t, w)
 	var limit unix.Rlimit
 	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))

@@ -447,7 +447,7 @@ func TestHostileClientsDoNotHinderOthers(t *testing.T) {
 
 func TestLimitsOfConnections(t *testing.T) {
 	w := once(t)
-	p := w.startWorker(t, settings{"limits": settings{"connections": 3, "idle": "1s", "half-closed": "1s"}})
+	p := w.startWorker(t, settings{"limits": settings{"connections": 3}})
 	l := w.listen(t, towards["IPv6"])
 	var open []*net.TCPConn
 	for range 3 {
@@ -460,7 +460,17 @@ func TestLimitsOfConnections(t *testing.T) {
 	if n := p.statistics().Refused; n != 1 {
 		t.Errorf("%d were refused, want 1", n)
 	}
-	for _, c := range open {
+	must(t, errors.Join(open[0].SetLinger(0), open[0].Close()))
+	eventually(t, "one has ended", func() bool { return p.statistics().Now < 3 })
+	w.pair(t, l, towards["IPv6"]) // there is room again
+}
+
+func TestIdleConnectionsAreReset(t *testing.T) {
+	w := once(t)
+	p := w.startWorker(t, settings{"limits": settings{"idle": "1s", "half-closed": "1s"}})
+	l := w.listen(t, towards["IPv6"])
+	for range 3 {
+		c, _ := w.pair(t, l, towards["IPv6"])
 		if _, err := c.Read(make([]byte, 1)); !isReset(err) {
 			t.Errorf("an idle client saw %v, want a reset", err)
 		}
@@ -468,7 +478,6 @@ func TestLimitsOfConnections(t *testing.T) {
 	if s := p.statistics(); s.ResetByLimit != 3 || s.Now != 0 {
 		t.Errorf("statistics are %+v; want three reset by the limit, none open", s)
 	}
-	w.pair(t, l, towards["IPv6"]) // there is room again
 }
 
 // A worker that has no descriptor left refuses connections, and serves others again when
