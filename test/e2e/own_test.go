@@ -192,6 +192,7 @@ func nftablesChoosesAChain(t *testing.T, carried change) {
 	w.reaches("h1", "h2")
 	group := cgroup(t)
 	const user = "65534"
+	must(t, w.net("r1").SetSysctl("net/ipv4/ping_group_range", "0 2147483647")) // where ping has no capability of its own
 	must(t, w.net("r1").LoadRuleset(soon(t), fmt.Sprintf(`
 table inet choice {
 	chain forward {
