@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -499,7 +500,7 @@ func (w *world) tellAll() {
 	w.tellDrops()
 }
 
-// tellDrops shows which interfaces have dropped packets, which no node counts.
+// tellDrops shows which interfaces have dropped packets, and the kernel's IPv6, which no node counts.
 func (w *world) tellDrops() {
 	for _, m := range w.Members() {
 		ns, err := w.NetNS(m.Name)
@@ -515,13 +516,23 @@ func (w *world) tellDrops() {
 						l.Attrs().Name, m.Name, s.RxPackets, s.RxDropped, s.TxPackets, s.TxDropped, s.RxErrors, s.TxErrors)
 				}
 			}
-			return err
+			text, ferr := os.ReadFile("/proc/thread-self/net/snmp6")
+			for line := range strings.Lines(string(text)) {
+				f := strings.Fields(line)
+				if len(f) == 2 && f[1] != "0" && stackDrops.MatchString(f[0]) {
+					w.t.Logf("%s: %s is %s", m.Name, f[0], f[1])
+				}
+			}
+			return errors.Join(err, ferr)
 		})
 		if err = errors.Join(err, ns.Close()); err != nil {
 			w.t.Logf("interfaces of %s: %v", m.Name, err)
 		}
 	}
 }
+
+// stackDrops are the kernel's counters of packets that its IPv6 did not pass on.
+var stackDrops = regexp.MustCompile(`^Ip6(In(HdrErrors|TooBigErrors|NoRoutes|AddrErrors|UnknownProtos|TruncatedPkts|Discards)|Out(Discards|NoRoutes))$`)
 
 // pins are the directories below the pin directory that start with a prefix.
 func pins(t *testing.T, prefix string) []string {
