@@ -172,13 +172,14 @@ func (w *world) runs(node, name string) func() uint64 {
 func TestXDPLosesNothing(t *testing.T) {
 	t.Parallel()
 	w := buildOnXDP(t, model.SchemeKeyed)
+	w.reaches("h1", "h2") // neighbours keep few packets until they are found
 	const n = 100
 	since, back := w.counting(w.path("web", model.Forward)), w.counting(w.path("web", model.Reverse))
 	tc := map[place]func() uint64{}
 	for _, p := range hooks {
 		tc[p] = w.runs(p.node, p.program("tc"))
 	}
-	if got := w.ping("h1", "h2", lab.PingConfig{Count: n, Timeout: settleTime}); got != n {
+	if got := w.ping("h1", "h2", lab.PingConfig{Count: n, Interval: 5 * time.Millisecond, Timeout: settleTime}); got != n {
 		t.Errorf("%d of %d echo requests were answered", got, n)
 	}
 	if a, b := since().frames(), back().frames(); a != n || b != n {
