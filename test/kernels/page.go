@@ -93,7 +93,7 @@ func (p page) add(kernel, version string, at time.Time, r *report) page {
 		row := pageRow{passed: c.passed, failed: c.failed, skipped: c.skipped, seconds: c.seconds, date: at.UTC().Format(time.DateOnly), version: version}
 		i := slices.IndexFunc(r.steps, func(s step) bool { return s.name == c.step })
 		for _, s := range r.skips {
-			if s.kernel == kernel && s.pkg == r.steps[i].pkg {
+			if s.kernel == kernel && s.pkg == r.steps[i].pkg && r.steps[i].has(s.test) {
 				row.reasons = append(row.reasons, s.test+": "+s.reason)
 			}
 		}
