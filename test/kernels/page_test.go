@@ -59,7 +59,7 @@ func TestPageIsReadAsWritten(t *testing.T) {
 
 func TestPageShowsWhatStepsCameTo(t *testing.T) {
 	said := "@step a\n--- PASS: TestX (0.10s)\n--- FAIL: TestZ (0.10s)\n@end 1 1.5\n@step b\nhello\n@end 0 2\n"
-	_, _, r := judge(t, said, "6.1 internal/a TestY wants Linux 6.6")
+	_, _, r := judge(t, said, "6.1 internal/a TestY wants Linux 6.6\n6.1 internal/a TestV of another step")
 	before := page{{"6.1", "a"}: {passed: 9}, {"6.12", "a"}: {passed: 9}, {"6.1", machineRow}: {failed: 1}}
 	got := before.add("6.1", "6.1.9-1", time.Date(2026, 11, 27, 1, 2, 3, 0, time.UTC), r)
 	want := page{

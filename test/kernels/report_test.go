@@ -14,7 +14,7 @@ func judge(t *testing.T, said, skips string) (ok bool, out string, r *report) {
 		t.Fatal(err)
 	}
 	var w strings.Builder
-	r = newReport(&w, "6.1", []step{{name: "a", pkg: "internal/a"}, {name: "b"}}, l, false)
+	r = newReport(&w, "6.1", []step{{name: "a", pkg: "internal/a", run: []string{"TestX", "TestY", "TestZ"}}, {name: "b"}}, l, false)
 	if err := r.read(strings.NewReader(strings.ReplaceAll(said, "@", mark))); err != nil {
 		t.Fatal(err)
 	}
