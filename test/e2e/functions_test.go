@@ -85,7 +85,8 @@ func exampleOfFunctionsRuns(t *testing.T, carried change) {
 		}
 		return nil
 	})
-	if !w.labelled() && 2*andBack[1].Packets > andBack.frames() {
+	// The slower the machine, the fewer segments TCP sends at once.
+	if !w.labelled() && 10*andBack[1].Packets > 9*andBack.frames() {
 		t.Errorf("%d packets for %d frames: they are no super-packets", andBack[1].Packets, andBack.frames())
 	}
 	seen := 0
