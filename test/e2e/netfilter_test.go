@@ -853,24 +853,29 @@ func (w *filterWorld) verdicts(kind string) {
 		w.hears(socket)
 	})
 	run("reject", func(w *filterWorld) {
-		function := w.tally(kind)
+		function, sent := w.tally(kind), w.counting(w.chainOf("guest", kind, model.Forward))
 		w.unanswered(kind, "tcp", portReject) // a RST in the server's name
+		n := sent()[0].Packets                // TCP tries again where a test waits for long
+		if n == 0 {
+			w.t.Fatal("no SYN was sent")
+		}
 		if kind == "local" {
 			// An ICMP error in the node's own name is a packet of the node's, and of no chain.
-			w.refused("r2", "not-cached", 1)
+			w.refused("r2", "not-cached", n)
 			w.forbidden(kind, portReject)
-			function.waits(api.Function{RxSuccess: 2, TxNotCached: 1})
+			function.waits(api.Function{RxSuccess: n + 1, TxNotCached: n})
 			return
 		}
 		w.unanswered(kind, "udp", portReject)
-		w.refused("r2", "not-cached", 2)
-		function.waits(api.Function{RxSuccess: 2, TxNotCached: 2})
+		w.refused("r2", "not-cached", n+1)
+		function.waits(api.Function{RxSuccess: n + 1, TxNotCached: n + 1})
 	})
 	run("synproxy", func(w *filterWorld) {
-		function := w.tally(kind)
+		function, sent := w.tally(kind), w.counting(w.chainOf("guest", kind, model.Forward))
 		w.unanswered(kind, "tcp", portSynproxy)
-		w.refused("r2", "not-cached", 1)
-		function.waits(api.Function{RxSuccess: 1, TxNotCached: 1})
+		n := sent()[0].Packets
+		w.refused("r2", "not-cached", n)
+		function.waits(api.Function{RxSuccess: n, TxNotCached: n})
 	})
 	run("dup", func(w *filterWorld) {
 		w.loadBeside(kind, fmt.Sprintf(`chain prerouting {
@@ -893,7 +898,7 @@ func (w *filterWorld) verdicts(kind string) {
 			n := in[1].Packets + out[1].Packets
 			return function.is(api.Function{RxSuccess: n, TxSuccess: n})
 		})
-		if !w.labelled() && 2*out[1].Packets > out.frames() {
+		if !w.labelled() && 10*out[1].Packets > 9*out.frames() { // the slower the machine, the fewer segments TCP sends at once
 			w.t.Errorf("%d packets for %d frames: they are no super-packets", out[1].Packets, out.frames())
 		}
 	})

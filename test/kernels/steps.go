@@ -79,9 +79,9 @@ func allSteps() []step {
 		// What the kernel of make test lacks: bonds, VLANs, SCTP, netem; its own routers of labels, and FRR's.
 		{name: "links", pkg: "test/e2e", run: []string{"TestStockChain", "TestStockDuplicates", "TestStockReordering", "TestStockSCTP"}},
 		{name: "mpls", pkg: "test/e2e", run: []string{"TestStockFRR", "TestStockLabels", "TestStockRouters"}, more: frr},
-		{name: "xdp", pkg: "test/e2e", asked: true, run: []string{"TestXDP"}},
-		{name: "xdp-programs", pkg: "internal/dataplane", asked: true, run: []string{"TestXDP", "TestFunctionBehindDevicesWithXDPIsPassedByXDP$"}},
-		{name: "own", pkg: "test/e2e", asked: true, run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$"}, more: []string{"setpriv"}},
+		{name: "xdp", pkg: "test/e2e", run: []string{"TestXDP"}},
+		{name: "xdp-programs", pkg: "internal/dataplane", run: []string{"TestXDP", "TestFunctionBehindDevicesWithXDPIsPassedByXDP$"}},
+		{name: "own", pkg: "test/e2e", run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$"}, more: []string{"setpriv"}},
 		{name: "functions", pkg: "test/e2e", asked: true, run: []string{"TestTheExampleOfFunctionsRuns$", "TestWhatNetfilterDoesToAPacketAndItsProof$"}},
 		{name: "bench", pkg: "internal/bench", asked: true, run: []string{"TestHopOnTheKernel$"}},
 		// For kernels older than the oldest, which come by -deb.
