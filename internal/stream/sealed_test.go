@@ -399,7 +399,7 @@ func TestBatchesOfAWorkerAreBounded(t *testing.T) {
 			if c.most == 0 {
 				return s.ToServer.In > uint64(c.connections)<<16
 			}
-			return s.Batches == c.most && s.Unbatched > 0
+			return s.Unbatched > 0 // all were taken, and some may have been given back since
 		})
 		for i, server := range servers {
 			if i < c.resets {
