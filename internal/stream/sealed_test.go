@@ -358,7 +358,7 @@ func TestBatchesOfAWorkerAreBounded(t *testing.T) {
 		buffer, connections, resets int
 		most                        uint64
 	}{
-		{1 << 20, 300, 50, MemoryMin / batchShare / batchMax}, // two each
+		{1 << 20, 450, 50, MemoryMin / batchShare / batchMax}, // two each, of most
 		{batchesBuffer - 1, 20, 0, 0},
 	} {
 		w := newLimitedSealedWorld(t, Limits{Connections: 1000, Buffer: c.buffer, Idle: time.Minute, HalfClosed: time.Minute, Memory: MemoryMin}, `"count"`)
