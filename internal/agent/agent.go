@@ -99,6 +99,9 @@ type Config struct {
 	End            func(name string) (seal.Identity, error)
 	EndCertificate func(name string) time.Time
 
+	// ClockOff is how much this machine's clock is ahead of the controller's, as last heard; nil, or not known: it has none.
+	ClockOff func() (off time.Duration, known bool)
+
 	// CertificateEnds is when the node's certificate does; nil: it has no controller.
 	CertificateEnds func() time.Time
 
@@ -251,7 +254,13 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 	a.net, a.filter, a.places = m.net, m.filter, m.places
 	a.streams.by, a.streams.wakeUp = map[string]*streamFunction{}, make(chan struct{}, 1)
 	defer a.leaveStreams()
-	if err := a.inNamespace(m.check); err != nil {
+	if err := a.inNamespace(func() error {
+		warnings, err := m.check()
+		for _, w := range warnings { // to the log alone: they stay until the agent is started anew
+			cfg.Log.Warn("this machine is not fit", "warning", w)
+		}
+		return err
+	}); err != nil {
 		return err
 	}
 	// Before the final reading: later changes are seen.

@@ -76,7 +76,7 @@ func (f *fakeMachine) on(ctx context.Context, cfg Config) (machine, error) {
 		net:    fakeNet{f},
 		filter: fakeFilter{f},
 		places: fakePlaces{},
-		check:  func() error { return f.step("check") },
+		check:  func() ([]string, error) { return nil, f.step("check") },
 		open: func() (dataPath, error) {
 			if err := f.step("open"); err != nil {
 				return nil, err

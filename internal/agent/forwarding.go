@@ -9,6 +9,7 @@ var (
 	warnSettings = warningKind{"node settings block packets", "node settings no longer block packets"}
 	warnGuard    = warningKind{"the guard does not refuse packets without a proof", "the guard refuses packets without a proof again"}
 	warnDown     = warningKind{"an interface is down", "an interface is up again, or no longer in the plan"}
+	warnClock    = warningKind{"the clock is wrong", "the clock is right again"}
 	warnSilence  = warningKind{"a function returns no packets", "the function returns packets again"}
 )
 
@@ -20,6 +21,11 @@ func (a *agent) lookAtForwarding() {
 	a.warn(warnGuard, a.plan.Unenforced())
 	a.warn(warnSettings, doctor.Wrong(doctor.Settings(a.net, *a.plan)))
 	a.warn(warnDown, doctor.Wrong(doctor.Down(a.net, *a.plan)))
+	if a.cfg.ClockOff != nil {
+		if off, known := a.cfg.ClockOff(); known {
+			a.warn(warnClock, doctor.Wrong([]doctor.Finding{doctor.ControllerClock(off)}))
+		}
+	}
 }
 
 // warn shows the warnings of a kind, and logs those that are new or gone.

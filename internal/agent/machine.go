@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"time"
@@ -85,7 +86,7 @@ type machine struct {
 	net    network
 	filter packetFilter
 	places streamPlaces
-	check  func() error // checks the needs of the data path; in the namespace
+	check  func() (warnings []string, err error) // what an agent needs outside of its plan; in the namespace
 	open   func() (dataPath, error)
 	close  func() error
 }
@@ -109,7 +110,7 @@ func thisMachine(ctx context.Context, cfg Config) (machine, error) {
 		net:    kernelNet{n},
 		filter: kernelFilter{n},
 		places: newKernelStreams(n, cfg.Instance, cfg.RunDir, cfg.Log),
-		check:  doctor.Needs,
+		check:  doctor.Machine{RunDir: cfg.RunDir, StateDir: cfg.StateDir, PinDir: cmp.Or(cfg.PinDir, dataplane.DefaultPinDir)}.Start,
 		open: func() (dataPath, error) {
 			d := cfg.dataplane(n)
 			d.Building = cfg.building(ctx)

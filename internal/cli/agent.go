@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/command"
@@ -154,7 +153,6 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 	case o.join != "" && len(o.controllers) == 0:
 		return command.Usagef("--join goes with --controller")
 	}
-	warnVolatile(cfg)
 	if len(o.controllers) > 0 {
 		return o.runMember(cmd.Context(), cfg)
 	}
@@ -201,7 +199,7 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 		return err
 	}
 	cfg.PlanFile, cfg.Fallback = m.PlanFile(), m.FallbackFile()
-	cfg.CertificateEnds, cfg.Refused = m.CertificateEnds, m.Refused
+	cfg.CertificateEnds, cfg.ClockOff, cfg.Refused = m.CertificateEnds, m.ClockOff, m.Refused
 	cfg.End, cfg.EndCertificate = m.End, m.EndCertificate
 	cfg.Traced, cfg.Traces, cfg.TracesChanged = m.Traced, m.Traces, m.TracesChanged()
 	cfg.Numbers, cfg.Drains, cfg.DrainsChanged = m.Numbers, m.Drains, m.DrainsChanged()
@@ -226,20 +224,6 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 		})
 	})
 	return group.Wait()
-}
-
-// warnVolatile tells that a reboot makes headends start their numbers again.
-func warnVolatile(cfg agent.Config) {
-	for dir := cfg.StateDir; ; dir = filepath.Dir(dir) {
-		var st unix.Statfs_t
-		if err := unix.Statfs(dir, &st); errors.Is(err, unix.ENOENT) && dir != filepath.Dir(dir) {
-			continue
-		}
-		if st.Type == unix.TMPFS_MAGIC {
-			cfg.Log.Warn("the state directory does not survive a reboot, after which headends would give out packet numbers again: give their chains new secrets then, or set --state-dir", "dir", cfg.StateDir)
-		}
-		return
-	}
 }
 
 func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {

@@ -19,8 +19,9 @@ import (
 )
 
 type doctorOptions struct {
-	plan, instance, runDir, stateDir, pinDir, output string
-	fix, all                                         bool
+	plan, file, node                           string
+	instance, runDir, stateDir, pinDir, output string
+	fix, all                                   bool
 }
 
 // NewDoctorCommand is "waystamp doctor".
@@ -31,9 +32,12 @@ func NewDoctorCommand() *cobra.Command {
 		Short: "Check whether this machine can run a node, and print how to correct problems",
 		Long: `Check whether this machine can run a node: its kernel, the rights of this process,
 the directories of an agent, and, with a plan, the interfaces, their settings, the programs
-of others on them, and what costs time. Each check has the result yes, no or unknown; its
-effect; and the command that corrects the problem. The command loads programs into the kernel
-and removes them again; it changes nothing else, and no agent needs to run.
+of others on them, the next hops of functions, interfaces that are in no plan, and what costs
+time. Each check has the result yes, no or unknown; its effect; and the command that corrects
+the problem. The command loads programs into the kernel and removes them again, and sends one
+datagram (to the port discard) to each next hop of a function; it changes nothing else, and no
+agent needs to run. With --file and --node it compares the machine with the plan that the node
+would have, before there is one.
 
 --fix mounts the bpf file system, makes missing directories, and switches off settings that
 lose forwarded packets. It changes no setting that could let unchecked packets pass, such as
@@ -44,12 +48,15 @@ only concern speed, such as a feature of newer kernels, do not change the exit c
 		Example: `  waystamp doctor
   waystamp doctor --plan /etc/waystamp/r1.json
   waystamp doctor --plan /etc/waystamp/r1.json --fix
+  waystamp doctor --file domain.yaml --node r1
   waystamp doctor --all -o json`,
 		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.plan, "plan", "", "plan `file` of the node, to compare the machine with")
+	f.StringVarP(&o.file, "file", "f", "", "domain `file` to take the node's plan from; - is standard input")
+	f.StringVar(&o.node, "node", "", "`name` of the node, with --file")
 	f.StringVar(&o.instance, "instance", defaultInstance, "`name` of the node's data path on the machine")
 	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
 	f.StringVar(&o.stateDir, "state-dir", "", "`directory` for state that must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
@@ -74,16 +81,12 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 	if m.StateDir == "" {
 		m.StateDir = filepath.Join(defaultStateDir, o.instance)
 	}
-	if o.plan != "" {
-		b, err := planfile.Read(o.plan)
-		if err != nil {
-			return err
-		}
-		n, err := plan.DecodeNode(b)
-		if err != nil {
-			return fmt.Errorf("%s: %w", o.plan, err)
-		}
-		m.Plan = &n
+	n, err := o.nodePlan(cmd)
+	if err != nil {
+		return err
+	}
+	if n != nil {
+		m.Plan = n
 		if m.Net, m.NoNet = host.Open(nil); m.NoNet == nil {
 			defer m.Net.Close()
 		}
@@ -102,7 +105,6 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 			r = m.Look()
 		}
 	}
-	var err error
 	if o.output == "text" {
 		err = writeReport(cmd.OutOrStdout(), r, o.all)
 	} else {
@@ -118,6 +120,44 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		return &command.ExitError{Code: command.ExitDifferent}
 	}
 	return nil
+}
+
+// nodePlan reads the plan to compare the machine with; nil: none is named.
+func (o *doctorOptions) nodePlan(cmd *cobra.Command) (*plan.Node, error) {
+	switch {
+	case o.plan != "" && o.file != "":
+		return nil, command.Usagef("--plan and --file exclude each other: a plan has one source")
+	case o.file == "" && o.node != "":
+		return nil, command.Usagef("--node goes with --file: the plan of which domain?")
+	case o.file != "" && o.node == "":
+		return nil, command.Usagef("--file needs --node: which of its nodes is this machine?")
+	case o.file != "":
+		m, err := command.ReadManifest(cmd.Context(), o.file, cmd.InOrStdin(), cmd.ErrOrStderr())
+		if err != nil {
+			return nil, err
+		}
+		d, err := plan.Compile(m.Domain, nil)
+		if err != nil {
+			return nil, err
+		}
+		for i, n := range d.Nodes {
+			if n.Name == o.node {
+				return &d.Nodes[i], nil
+			}
+		}
+		return nil, command.Usagef("--node: %s has no node %q", command.ShownName(o.file), o.node)
+	case o.plan == "":
+		return nil, nil
+	}
+	b, err := planfile.Read(o.plan)
+	if err != nil {
+		return nil, err
+	}
+	n, err := plan.DecodeNode(b)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", o.plan, err)
+	}
+	return &n, nil
 }
 
 // writeReport is for people: a block for each finding that needs one, worst first.

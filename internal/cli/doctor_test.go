@@ -64,6 +64,17 @@ func TestReportsJSONHasTheseNames(t *testing.T) {
 	}
 }
 
+const minimal = "../../examples/minimal.yaml"
+
+// The plan of a node of a file is compared as one from plan --out.
+func TestDoctorTakesANodeOfAFile(t *testing.T) {
+	var out, errs bytes.Buffer
+	command.Run(t.Context(), NewRootCommand(), []string{"doctor", "--file", minimal, "--node", "b", "--all", "-o", "json", "--run-dir", t.TempDir(), "--state-dir", t.TempDir()}, nil, &out, &errs)
+	if s := out.String(); !strings.Contains(s, "fd00:1::b of node b") || strings.Contains(s, "node c") {
+		t.Errorf("%s%s", s, errs.String())
+	}
+}
+
 func TestDoctorRefusesWhatItCannotUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
@@ -73,6 +84,11 @@ func TestDoctorRefusesWhatItCannotUse(t *testing.T) {
 		"format":   {[]string{"-o", "table"}, command.ExitUsage, `--output is "table"; expect text, json or yaml`},
 		"instance": {[]string{"--instance", "a/b"}, command.ExitUsage, "--instance"},
 		"no plan":  {[]string{"--plan", "/nonexistent/r1.json"}, command.ExitFailed, "/nonexistent/r1.json"},
+		"no file":  {[]string{"--file", "/nonexistent/domain.yaml", "--node", "r1"}, command.ExitFailed, "/nonexistent/domain.yaml"},
+		"no node":  {[]string{"--file", minimal}, command.ExitUsage, "--file needs --node"},
+		"a node":   {[]string{"--node", "a"}, command.ExitUsage, "--node goes with --file"},
+		"another":  {[]string{"--file", minimal, "--node", "z"}, command.ExitUsage, `minimal.yaml has no node "z"`},
+		"both":     {[]string{"--file", minimal, "--node", "a", "--plan", "a.json"}, command.ExitUsage, "--plan and --file exclude each other"},
 	} {
 		var out, errs bytes.Buffer
 		code := command.Run(t.Context(), NewRootCommand(), append([]string{"doctor"}, c.args...), nil, &out, &errs)

@@ -3,6 +3,8 @@ package controller
 import (
 	"testing"
 	"time"
+
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 )
 
 // A clock that is an hour wrong, on a node or on the controller, keeps nobody from joining, from getting plans, and from coming back
@@ -34,5 +36,18 @@ func TestAClockThatIsWrongKeepsNobodyOut(t *testing.T) {
 			w.must(agents["r2"].member.Renew(t.Context()))
 			w.until("fresh secrets again", settled(w.rotate()))
 		})
+	}
+}
+
+// A node knows how far its clock is from that of the controller that answers.
+func TestANodeKnowsHowFarItsClockIsOff(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	f := &fake{w: w, name: "r1", dir: t.TempDir(), clock: func() time.Time { return time.Now().Add(5 * time.Minute) }}
+	f.run(w.token("r1"))
+	w.until("an answer", func(*v1.State) bool { _, known := f.member.ClockOff(); return known })
+	// The controller tells whole seconds, and answers when it can.
+	if off, _ := f.member.ClockOff(); off < 4*time.Minute || off > 6*time.Minute {
+		t.Errorf("off by %s, want 5m", off)
 	}
 }

@@ -97,6 +97,15 @@ func noTCX(c Config) (bool, error) {
 // haveLoop checks for the newest necessary feature that can be checked: bpf_loop.
 func haveLoop() error { return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnLoop) }
 
+// HasTCX tells whether the kernel has programs at TC by links (Linux 6.6); otherwise filters of clsact hold them.
+func HasTCX() (bool, error) {
+	err := haveTCX()
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // haveTCX queries the programs of the loopback interface, which every namespace has as its
 // first.
 func haveTCX() error {

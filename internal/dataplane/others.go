@@ -3,6 +3,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -42,24 +43,54 @@ func Others(net Net, l host.Link) (out []Other, err error) {
 	return out, nil
 }
 
-// othersAtTC: a packet meets the programs of tcx and then the filters of clsact, each in the order of their lists.
+// Guarded tells whether a program of ours, of any instance and version, meets packets that arrive on an interface at TC. It
+// runs in the interface's namespace, and needs CAP_SYS_ADMIN.
+func Guarded(net Net, l host.Link) (bool, error) {
+	all, err := allAtTC(net, l.Index, hookTC)
+	return slices.ContainsFunc(all, func(p atTC) bool { return p.ours }), err
+}
+
+// othersAtTC are those before ours; none if ours are not there.
 func othersAtTC(net Net, index int, h hook) (out []Other, err error) {
+	all, err := allAtTC(net, index, h)
+	for i, p := range all {
+		if p.ours {
+			for _, before := range all[:i] {
+				out = append(out, before.Other)
+			}
+			return out, nil
+		}
+	}
+	return nil, err
+}
+
+// atTC is what is at a hook of TC.
+type atTC struct {
+	Other
+	ours bool
+}
+
+// allAtTC are in the order in which a packet meets them: the programs of tcx and then the filters of clsact, each in the
+// order of their lists. It ends behind the first of ours.
+func allAtTC(net Net, index int, h hook) (all []atTC, err error) {
 	at, where := h.attachType()
+	where = "TC " + where
+	program := func(id uint32) (done bool, err error) {
+		name, ours, err := whose(ebpf.ProgramID(id))
+		if err == nil {
+			all = append(all, atTC{Other{false, where, "program " + name}, ours})
+		}
+		return ours || err != nil, err
+	}
 	q, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) { // no tcx
-		return nil, fmt.Errorf("ask which programs are at TC %s: %w", where, err)
+		return nil, fmt.Errorf("ask which programs are at %s: %w", where, err)
 	}
-	var before []Other
 	if err == nil {
 		for _, p := range q.Programs {
-			name, ours, err := whose(p.ID)
-			if err != nil {
-				return nil, err
+			if done, err := program(uint32(p.ID)); done {
+				return all, err
 			}
-			if ours {
-				return before, nil
-			}
-			before = append(before, Other{false, "TC " + where, "program " + name})
 		}
 	}
 	filters, err := net.Filters(index, h == hookOut)
@@ -68,19 +99,14 @@ func othersAtTC(net Net, index int, h hook) (out []Other, err error) {
 	}
 	for _, f := range filters {
 		if f.Program == 0 {
-			before = append(before, Other{false, "TC " + where, fmt.Sprintf("a filter of kind %s and preference %d", f.Kind, f.Preference)})
+			all = append(all, atTC{Other{false, where, fmt.Sprintf("a filter of kind %s and preference %d", f.Kind, f.Preference)}, false})
 			continue
 		}
-		name, ours, err := whose(ebpf.ProgramID(f.Program))
-		if err != nil {
-			return nil, err
+		if done, err := program(f.Program); done {
+			return all, err
 		}
-		if ours {
-			return before, nil
-		}
-		before = append(before, Other{false, "TC " + where, "program " + name})
 	}
-	return nil, nil // ours are not there
+	return all, nil
 }
 
 // whose describes a program, and tells whether it is one of ours, of any version, by its name.

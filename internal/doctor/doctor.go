@@ -28,13 +28,13 @@ const (
 	Cost    Weight = "cost"    // it works, and slower
 )
 
-// Finding is what one check found. Says, Effect and Mend make a sentence.
+// Finding is what one check of a Report found. Says, Effect and Mend make a sentence.
 type Finding struct {
-	Check   string  `json:"check"`
+	Check   string  `json:"check"`           // its name
 	About   string  `json:"about,omitempty"` // the interface, program or directory
-	Verdict Verdict `json:"verdict"`
-	Weight  Weight  `json:"weight"`
-	Says    string  `json:"says"`
+	Verdict Verdict `json:"verdict"`         // yes: all is well; no; or unknown: it could not tell
+	Weight  Weight  `json:"weight"`          // of a no: fatal, the agent does not start; warning; or cost, it works, and slower
+	Says    string  `json:"says"`            // what it found
 	Effect  string  `json:"effect,omitempty"` // what then does not work
 	Mend    string  `json:"mend,omitempty"`   // a command, or what to do
 
@@ -53,10 +53,10 @@ func (f Finding) String() string {
 	return s
 }
 
-// Report is what all checks found, in their order.
+// Report is what waystamp doctor -o json prints: what all checks found, in their order.
 type Report struct {
-	Version  int       `json:"version"` // of this format
-	Findings []Finding `json:"findings"`
+	Version  int       `json:"version"`  // of this format
+	Findings []Finding `json:"findings"` // of all checks, also those that say yes
 }
 
 // ReportVersion is the version of the report's JSON.

@@ -308,15 +308,18 @@ func (d driver) XDPFeatures(string) (host.XDPFeatures, error) { return d.f, d.er
 
 func TestDriversLimitAtXDP(t *testing.T) {
 	old := errors.New("the kernel has no family netdev")
+	xdp := host.XDPFeatures{Native: true, Redirects: true}
+	buffers := host.XDPFeatures{Native: true, Buffers: true, Redirects: true}
 	for name, c := range map[string]struct {
 		d      driver
 		checks string
 		want   string
 	}{
-		"short":              {driver{host.Link{MTU: 1500}, host.XDPFeatures{Native: true}, nil}, "xdp yes, xdp-mtu yes", ""},
-		"long":               {driver{host.Link{MTU: 9000}, host.XDPFeatures{Native: true}, nil}, "xdp yes, xdp-mtu no", "interface eth0 has an MTU of 9000, and 3498 is the longest"},
-		"long, in buffers":   {driver{host.Link{MTU: 9000}, host.XDPFeatures{Native: true, Buffers: true}, nil}, "xdp yes, xdp-mtu yes", ""},
+		"short":              {driver{host.Link{MTU: 1500}, xdp, nil}, "xdp yes, xdp-mtu yes, xdp-redirect yes", ""},
+		"long":               {driver{host.Link{MTU: 9000}, xdp, nil}, "xdp yes, xdp-mtu no, xdp-redirect yes", "interface eth0 has an MTU of 9000, and 3498 is the longest"},
+		"long, in buffers":   {driver{host.Link{MTU: 9000}, buffers, nil}, "xdp yes, xdp-mtu yes, xdp-redirect yes", ""},
 		"no XDP":             {driver{host.Link{MTU: 1500}, host.XDPFeatures{}, nil}, "xdp no", "the driver of interface eth0 has no XDP, so that TC handles all packets"},
+		"no redirects":       {driver{host.Link{MTU: 1500}, host.XDPFeatures{Native: true}, nil}, "xdp yes, xdp-mtu yes, xdp-redirect no", "interface eth0 does not accept frames that XDP redirects to it, so that TC handles packets that leave by it: choose a NIC"},
 		"an old kernel":      {driver{host.Link{MTU: 1500}, host.XDPFeatures{}, old}, "xdp unknown, xdp-mtu yes", ""},
 		"the same, and long": {driver{host.Link{MTU: 9000}, host.XDPFeatures{}, old}, "xdp unknown, xdp-mtu no", ""},
 	} {
@@ -338,10 +341,37 @@ func TestDriversAreAsked(t *testing.T) {
 	if _, err := m.Net.XDPFeatures("edge"); err != nil {
 		t.Skip("Linux 6.3, for what drivers say of XDP")
 	}
-	if got := wrong(nativeXDP(m.Net, "edge")); len(got) > 0 {
+	if got := wrong(nativeXDP(m.Net, "edge")); !slices.Equal(got, []string{"xdp-redirect no"}) {
 		t.Errorf("veth: %q", got)
+	}
+	must(t, m.Net.SetOffload("edge-peer", host.GRO, true))
+	if got := wrong(nativeXDP(m.Net, "edge")); len(got) > 0 {
+		t.Errorf("veth whose peer has GRO: %q", got)
 	}
 	if got := wrong(nativeXDP(m.Net, "nic")); !slices.Equal(got, []string{"xdp no"}) {
 		t.Errorf("bridge: %q", got)
+	}
+}
+
+// What XDP would lose: checksums that the other end of a veth pair leaves to it.
+func TestChecksumsOfThePeerAreAsked(t *testing.T) {
+	m := node(t)
+	says := func() string { return strings.Join(Wrong(checksums(m.Net, "edge")), "\n") }
+	if s, want := says(), "interface edge has datapath xdp, and its other end, edge-peer, leaves checksums to it, so that packets of senders there arrive with wrong checksums: ethtool -K edge-peer tx off"; !strings.HasPrefix(s, want) {
+		t.Errorf("says %q, want %q", s, want)
+	}
+	must(t, m.Net.SetOffload("edge-peer", host.TransmitSum, false))
+	if s := says(); s != "" {
+		t.Errorf("mended: %q", s)
+	}
+	far, err := host.Anonymous()
+	must(t, err)
+	defer far.Close()
+	must(t, m.Net.AddVeth(host.Veth{Name: "away", PeerName: "x", Peer: far}), m.Net.AddBridge("nic"))
+	if f := checksums(m.Net, "away"); len(f) != 1 || f[0].Verdict != Unknown || !strings.Contains(f[0].Says, "the other end of interface away is in another namespace") {
+		t.Errorf("of one elsewhere: %+v", f)
+	}
+	if f := checksums(m.Net, "nic"); len(f) != 0 {
+		t.Errorf("of a device that is no veth: %+v", f)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -60,7 +61,27 @@ func (m Machine) place() []Finding {
 
 // node compares the network with the plan.
 func (m Machine) node() []Finding {
-	return slices.Concat([]Finding{m.address()}, Interfaces(m.Net, *m.Plan), m.tools(), m.settings(), routes(m.Net, *m.Plan), m.costs(), m.others())
+	tcx, err := dataplane.HasTCX()
+	return slices.Concat([]Finding{m.address()}, planCapabilities(*m.Plan), Interfaces(m.Net, *m.Plan), m.tools(), m.settings(), routes(m.Net, *m.Plan),
+		vias(m.Net, *m.Plan), queueing(m.Net, *m.Plan, tcx, err), m.costs(), m.others(), m.unplanned())
+}
+
+// Start asks what an agent that starts here needs outside of its plan: the error is why it cannot, and warnings are
+// what it can do without. What the agent mends by itself, such as a bpf file system that is not mounted, is neither.
+func (m Machine) Start() (warnings []string, err error) {
+	if err := Needs(); err != nil {
+		return nil, err
+	}
+	for _, f := range []Finding{kernelVersion(), pins(m.PinDir), directory("state-dir", m.StateDir, true), directory("run-dir", m.RunDir, false), openFiles()} {
+		switch {
+		case f.Verdict == Yes || f.Verdict == No && f.fix != nil:
+		case f.Verdict == No && f.Weight == Fatal:
+			return nil, errors.New(f.String())
+		default:
+			warnings = append(warnings, f.String())
+		}
+	}
+	return warnings, nil
 }
 
 func kernelVersion() Finding {
@@ -85,29 +106,58 @@ func installNewer() string {
 	return fmt.Sprintf("install Linux %d.%d or later", dataplane.OldestKernel[0], dataplane.OldestKernel[1])
 }
 
-// capabilities are those of this process, which the agent needs too.
-func capabilities() (out []Finding) {
-	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	err := unix.Capget(&hdr, &data[0])
-	for _, want := range []struct {
-		name   string
-		number uint
-		effect string
-	}{
+// capability is one that an agent needs, and what it cannot do without.
+type capability struct {
+	name   string
+	number uint
+	effect string
+}
+
+// capabilities are those of this process, which every agent needs.
+func capabilities() []Finding {
+	return held(Fatal, []capability{
 		{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, "programs cannot be attached, nor routes set"},
 		{"CAP_BPF", unix.CAP_BPF, "programs cannot be loaded"},
 		{"CAP_PERFMON", unix.CAP_PERFMON, "programs cannot be loaded"},
-	} {
-		c := check{"rights", want.name, Fatal}
-		has := func(n uint) bool { return data[n/32].Effective&(1<<(n%32)) != 0 }
+	})
+}
+
+// planCapabilities are those that only the functions of a plan need, whose places are namespaces.
+func planCapabilities(n plan.Node) []Finding {
+	const effect = "functions of kinds netfilter and stream, and gateways, get no packets (function-gone)"
+	var want []capability
+	worker := func(p plan.Proxy) bool { return p.Stream != nil || p.Gateway != nil }
+	if slices.ContainsFunc(n.Proxies, func(p plan.Proxy) bool { return p.Netfilter != nil || worker(p) }) {
+		want = append(want, capability{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN, effect})
+	}
+	if slices.ContainsFunc(n.Proxies, worker) { // which give up all of them
+		for name, number := range map[string]uint{
+			"CAP_NET_RAW": unix.CAP_NET_RAW, "CAP_SYS_CHROOT": unix.CAP_SYS_CHROOT, "CAP_SETPCAP": unix.CAP_SETPCAP,
+			"CAP_SETUID": unix.CAP_SETUID, "CAP_SETGID": unix.CAP_SETGID, "CAP_KILL": unix.CAP_KILL,
+		} {
+			want = append(want, capability{name, number, "workers of functions of kind stream, and gateways, do not start"})
+		}
+		slices.SortFunc(want[1:], func(a, b capability) int { return strings.Compare(a.name, b.name) })
+	}
+	return held(Warning, want)
+}
+
+// held tells which capabilities this process has.
+func held(w Weight, want []capability) (out []Finding) {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	err := unix.Capget(&hdr, &data[0])
+	has := func(n uint) bool { return data[n/32].Effective&(1<<(n%32)) != 0 }
+	for _, want := range want {
+		c := check{"rights", want.name, w}
+		inAdmin := want.number == unix.CAP_BPF || want.number == unix.CAP_PERFMON // of old, CAP_SYS_ADMIN has these
 		switch {
 		case err != nil:
 			out = append(out, c.unknown(fmt.Errorf("read the capabilities of the process: %w", err)))
-		case has(want.number) || want.number != unix.CAP_NET_ADMIN && has(unix.CAP_SYS_ADMIN):
+		case has(want.number) || inAdmin && has(unix.CAP_SYS_ADMIN):
 			out = append(out, c.yes("this process has %s", want.name))
 		default:
-			out = append(out, c.no(want.effect, "run as root", "this process lacks %s", want.name))
+			out = append(out, c.no(want.effect, fmt.Sprintf("run as root, or give the agent's unit AmbientCapabilities=%s", want.name), "this process lacks %s", want.name))
 		}
 	}
 	return out
@@ -227,14 +277,14 @@ func pins(dir string) Finding {
 		at = filepath.Dir(at)
 	}
 	if st.Type != unix.BPF_FS_MAGIC {
-		f := c.no("the data path would end with the agent", "mount -t bpf bpf "+bpfRoot, "%s is not on a bpf file system", dir)
+		f := c.no("the data path would end with the agent", "choose a directory below "+bpfRoot+" with --pin-dir, or mount one there (mount -t bpf bpf DIRECTORY)", "%s is not on a bpf file system", dir)
 		if rel, err := filepath.Rel(bpfRoot, dir); err == nil && filepath.IsLocal(rel) {
-			f.fix = dataplane.MountBPF
+			f.Mend, f.fix = "mount -t bpf bpf "+bpfRoot, dataplane.MountBPF
 		}
 		return f
 	}
 	if err := unix.Access(at, unix.W_OK); err != nil {
-		return c.no("nothing can be pinned", "run as root", "user %d cannot write to %s", os.Geteuid(), at)
+		return c.no("nothing can be pinned", "run as root, or choose a bpf file system of that user with --pin-dir", "user %d cannot write to %s", os.Geteuid(), at)
 	}
 	return c.yes("%s is on a bpf file system, and can be written", dir)
 }
@@ -324,6 +374,25 @@ func clock() Finding {
 	return c.yes("the clock is synchronised")
 }
 
+// clockOffMost is how far this machine's clock may be from its controller's: certificates are valid from a time on, and
+// times of events are compared.
+const clockOffMost = time.Minute
+
+// ControllerClock judges how much this machine's clock is ahead of its controller's.
+func ControllerClock(off time.Duration) Finding {
+	c := check{"controller-clock", "", Warning}
+	off = off.Round(time.Second)
+	if off.Abs() <= clockOffMost {
+		return c.yes("the clock is within %s of the controller's", clockOffMost)
+	}
+	where := "ahead of"
+	if off < 0 {
+		where = "behind"
+	}
+	return c.no("certificates may be refused, and times of events on several nodes cannot be compared", "run an NTP client on both machines",
+		"this machine's clock is %s %s the controller's", off.Abs(), where)
+}
+
 // address: a plan for another node does harm here.
 func (m Machine) address() Finding {
 	c := check{"address", m.Plan.Address.String(), Fatal}
@@ -367,6 +436,17 @@ func (m Machine) settings() []Finding {
 	return all
 }
 
+// unplanned looks at interfaces that are in no plan.
+func (m Machine) unplanned() []Finding {
+	return unplanned(m.Net, *m.Plan, func(l host.Link) (guarded bool, err error) {
+		err = m.Net.NetNS().Do(func() (err error) {
+			guarded, err = dataplane.Guarded(m.Net, l)
+			return err
+		})
+		return guarded, err
+	})
+}
+
 // costs are what takes time alone.
 func (m Machine) costs() []Finding {
 	out := functionDevices(m.Net, *m.Plan)
@@ -377,6 +457,7 @@ func (m Machine) costs() []Finding {
 		out = append(out, lists(m.Net, i.Name))
 		if i.Datapath == model.DatapathXDP {
 			out = append(out, nativeXDP(m.Net, i.Name)...)
+			out = append(out, checksums(m.Net, i.Name)...)
 		}
 		out = append(out, nic(os.DirFS("/sys"), os.DirFS("/proc"), i.Name)...)
 	}
@@ -450,9 +531,52 @@ func nativeXDP(net drivers, name string) []Finding {
 	case !f.Native:
 		return []Finding{c.no("TC handles all packets", "leave out datapath: xdp, or choose a NIC whose driver has it", "the driver of interface %s has no XDP", name)}
 	case tooLong && !f.Buffers:
-		return []Finding{c.yes("the driver of interface %s has XDP", name), refused}
+		fits = refused
 	}
-	return []Finding{c.yes("the driver of interface %s has XDP", name), fits}
+	return []Finding{c.yes("the driver of interface %s has XDP", name), fits, redirects(name, l.Kind, f)}
+}
+
+// redirects: whether a device accepts frames that XDP programs redirect to it. A veth does as long as its peer has a program at
+// XDP or GRO.
+func redirects(name, kind string, f host.XDPFeatures) Finding {
+	c := check{"xdp-redirect", name, Cost}
+	if f.Redirects {
+		return c.yes("interface %s accepts frames that XDP redirects to it", name)
+	}
+	mend := "choose a NIC whose driver does, if speed matters"
+	if kind == "veth" {
+		mend = "ethtool -K DEVICE gro on, at the other end of the pair"
+	}
+	return c.no("TC handles packets that leave by it", mend, "interface %s does not accept frames that XDP redirects to it", name)
+}
+
+// checksums: a redirect at XDP loses the mark of a checksum that is still to be computed, and a veth carries frames with such marks if
+// their sender leaves checksums to its device. That device is in another namespace, or shows here.
+func checksums(net *host.Net, name string) []Finding {
+	l, err := net.Link(name)
+	if err == nil && l.Kind != "veth" {
+		return nil
+	}
+	c := check{"xdp-checksums", name, Warning}
+	mend := func(device string) string { return fmt.Sprintf("ethtool -K %s tx off, or datapath: tc", device) }
+	if err != nil {
+		return []Finding{c.unknown(err)}
+	}
+	if l.PeerNamespace != 0 || l.Peer == 0 {
+		return []Finding{c.unknown(fmt.Errorf("the other end of interface %s is in another namespace, and whether senders there leave checksums to it, which XDP loses, cannot be told; at that end: %s", name, mend("DEVICE")))}
+	}
+	peer, err := net.LinkAt(l.Peer)
+	if err != nil {
+		return []Finding{c.unknown(err)}
+	}
+	switch on, err := net.Offload(peer.Name, host.TransmitSum); {
+	case err != nil:
+		return []Finding{c.unknown(err)}
+	case on:
+		return []Finding{c.no("packets of senders there arrive with wrong checksums", mend(peer.Name),
+			"interface %s has datapath xdp, and its other end, %s, leaves checksums to it", name, peer.Name)}
+	}
+	return []Finding{c.yes("the other end of interface %s, %s, computes checksums", name, peer.Name)}
 }
 
 // pageFrame is the longest frame that is sure to fit a driver's single buffer at XDP.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -84,6 +85,9 @@ func TestEachFaultOfANodeIsFound(t *testing.T) {
 	mtu := func(n int) func() error { return func() error { return m.Net.SetMTU("core", n) } }
 	ip := func(args string) func() error { return func() error { return run(m, "ip", strings.Fields(args)...) } }
 	gro := func(on bool) func() error { return func() error { return m.Net.Switch("core", "rx-gro-list", on) } }
+	both := func(first, second func() error) func() error {
+		return func() error { return errors.Join(first(), second()) }
+	}
 	var other func() error
 	address := netip.MustParsePrefix("fc00:1::1/128")
 	for name, c := range map[string]struct {
@@ -92,7 +96,7 @@ func TestEachFaultOfANodeIsFound(t *testing.T) {
 		says, how  string
 	}{
 		"no forwarding":     {set("core/forwarding", "0"), set("core/forwarding", "1"), "forwarding", "interface core does not forward IPv6", "sysctl -w net.ipv6.conf.core.forwarding=1"},
-		"kernel's SRv6":     {set("edge/seg6_enabled", "1"), set("edge/seg6_enabled", "0"), "seg6", "segment routing is on, on interface edge", "sysctl -w net.ipv6.conf.edge.seg6_enabled=0"},
+		"kernel's SRv6":     {both(set("all/seg6_enabled", "1"), set("edge/seg6_enabled", "1")), both(set("all/seg6_enabled", "0"), set("edge/seg6_enabled", "0")), "seg6", "segment routing is on, on interface edge", "sysctl -w net.ipv6.conf.edge.seg6_enabled=0"},
 		"IPv6 off":          {set("core/disable_ipv6", "1"), set("core/disable_ipv6", "0"), "ipv6", "IPv6 is switched off on interface core", "sysctl -w net.ipv6.conf.core.disable_ipv6=0"},
 		"narrower than due": {mtu(1599), mtu(1700), "mtu", "interface core has an MTU of 1599, and the plan counts on 1600", "ip link set core mtu 1600"},
 		"down":              {func() error { return m.Net.SetDown("edge-peer") }, func() error { return m.Net.SetUp("edge-peer") }, "interface", "edge interface edge is down", "ip link set edge up"},
@@ -323,6 +327,45 @@ func TestMissingDirectoriesAreMade(t *testing.T) {
 	}
 }
 
+// An agent that starts is refused what is fatal, is warned of the rest, and mends a missing mount by itself.
+func TestAgentsStartWhereTheyCan(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	good := Machine{RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), PinDir: "/sys/fs/bpf/waystamp"}
+	for name, c := range map[string]struct {
+		change   func(*Machine)
+		warnings string
+		err      string
+	}{
+		"fit":             {func(*Machine) {}, "", ""},
+		"state in a file": {func(m *Machine) { m.StateDir = filepath.Join(file, "x") }, "", file + " is not a directory, so that the agent cannot start: choose another one with --state-dir"},
+		"nowhere to run":  {func(m *Machine) { m.RunDir = file }, "", file + " is not a directory, so that the agent cannot start: choose another one with --run-dir"},
+		"pins on disk":    {func(m *Machine) { m.PinDir = dir }, "", dir + " is not on a bpf file system, so that the data path would end with the agent: choose a directory below /sys/fs/bpf with --pin-dir"},
+		"state in memory": {func(m *Machine) { m.StateDir = "/dev/shm/x" }, "/dev/shm/x does not survive a reboot, so that headends may reuse packet numbers after a reboot: choose another one with --state-dir", ""},
+	} {
+		m := good
+		c.change(&m)
+		warnings, err := m.Start()
+		if got := strings.Join(warnings, "\n"); got != c.warnings || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %q, %v; want %q, %q", name, got, err, c.warnings, c.err)
+		}
+	}
+}
+
+func TestControllersClockIsCompared(t *testing.T) {
+	for off, want := range map[time.Duration]string{
+		0: "", time.Minute: "", -time.Minute: "",
+		2 * time.Minute: "this machine's clock is 2m0s ahead of the controller's, so that certificates may be refused",
+		-time.Hour:      "this machine's clock is 1h0m0s behind the controller's",
+	} {
+		got := strings.Join(Wrong([]Finding{ControllerClock(off)}), "")
+		if (got == "") != (want == "") || !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %q, want %q", off, got, want)
+		}
+	}
+}
+
 // The settings are the machine's, so that these are made up.
 func TestCompilerOfProgramsIsLookedAt(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -382,12 +425,13 @@ func TestFit(t *testing.T) {
 func TestChecksHaveTheseNames(t *testing.T) {
 	m := node(t)
 	m.Plan.Interfaces[0].Datapath = model.DatapathXDP
-	m.Plan.Proxies = []plan.Proxy{{Function: "fw", Proxy: model.Proxy{To: "core", From: "core"}}}
+	m.Plan.Proxies = []plan.Proxy{{Function: "fw", Proxy: model.Proxy{To: "core", From: "core"}}, {Function: "nat", Netfilter: &plan.Netfilter{}}}
 	got := map[string]bool{}
-	for _, f := range slices.Concat(m.node(), m.place()) {
+	m.Plan.Proxies[0].Via = netip.MustParseAddr("fe80::2")
+	for _, f := range slices.Concat(m.node(), m.place(), queueing(m.Net, *m.Plan, false, nil)) {
 		got[f.Check] = true
 	}
-	want := strings.Fields("address big-tcp bpf-fs chain-mtu clock forwarding function-device gro-list interface ipv6 lro master mtu open-files other-programs route run-dir seg6 state-dir xdp xdp-mtu")
+	want := strings.Fields("address big-tcp bpf-fs chain-mtu clock forwarding function-device gro-list interface ipv6 lro master mtu open-files other-programs qdisc rights route run-dir seg6 state-dir tool unplanned via xdp xdp-checksums xdp-mtu xdp-redirect")
 	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}

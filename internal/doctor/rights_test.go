@@ -6,6 +6,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/waystamp/waystamp/internal/plan"
 )
 
 // Without rights nothing can be said about the kernel: not even that it lacks something.
@@ -32,7 +34,23 @@ func TestWithoutRightsTheKernelIsNotBlamed(t *testing.T) {
 			t.Errorf("%+v; want that it is not known, for want of a capability", f)
 		}
 	}
-	if f := pins("/sys/fs/bpf"); f.Verdict == No && f.Mend != "run as root" && strings.Contains(f.Says, "cannot write") {
+	stream := plan.Node{Proxies: []plan.Proxy{{Function: "gzip", Stream: &plan.Stream{}}}}
+	lacks := planCapabilities(stream)
+	if len(lacks) != 7 || lacks[0].Says != "this process lacks CAP_SYS_ADMIN" || lacks[0].Weight != Warning {
+		t.Errorf("for a function of kind stream: %+v", lacks)
+	}
+	for _, f := range lacks {
+		if f.Verdict != No || !strings.HasPrefix(f.Mend, "run as root, or give the agent's unit AmbientCapabilities=CAP_") {
+			t.Errorf("%+v", f)
+		}
+	}
+	if lacks := planCapabilities(plan.Node{Proxies: []plan.Proxy{{Function: "nft", Netfilter: &plan.Netfilter{}}}}); len(lacks) != 1 {
+		t.Errorf("for one of kind netfilter: %+v", lacks)
+	}
+	if lacks := planCapabilities(plan.Node{Proxies: []plan.Proxy{{Function: "fw"}}}); len(lacks) != 0 {
+		t.Errorf("for one of kind unaware: %+v", lacks)
+	}
+	if f := pins("/sys/fs/bpf"); f.Verdict == No && !strings.HasPrefix(f.Mend, "run as root") && strings.Contains(f.Says, "cannot write") {
 		t.Errorf("%+v; want to be told to run as root", f)
 	}
 	if f := directory("run-dir", "/sys/x", false); f.Verdict != No || !strings.HasPrefix(f.Mend, "run as root") {

@@ -242,14 +242,20 @@ func ipv6(net Network, n plan.Node) (out []Finding) {
 }
 
 // seg6: the kernel's own SRv6 takes packets with an SRH for addresses of the node, and
-// knows no proof (RFC 8754 4.3.1).
+// knows no proof (RFC 8754 4.3.1). It does so where the setting of all interfaces and the interface's own
+// are both on (ipv6_srh_rcv).
 func seg6(net Network, n plan.Node) (out []Finding) {
+	all, there, err := setting(net, "ipv6", "all", "seg6_enabled")
+	if !there && err == nil {
+		return nil
+	}
 	for _, i := range n.Interfaces {
 		c := check{"seg6", i.Name, Warning}
-		switch now, there, err := setting(net, "ipv6", i.Name, "seg6_enabled"); {
-		case err != nil:
-			out = append(out, c.unknown(err))
-		case there && now != "0":
+		own, there, bad := setting(net, "ipv6", i.Name, "seg6_enabled")
+		switch bad = errors.Join(err, bad); {
+		case bad != nil:
+			out = append(out, c.unknown(bad))
+		case there && all != "0" && own != "0":
 			out = append(out, c.no("packets with a segment routing header for an address of this node are forwarded without a proof",
 				fmt.Sprintf("sysctl -w %s=0", sysctlName("ipv6", i.Name, "seg6_enabled")),
 				"the kernel's own segment routing is on, on interface %s", i.Name))

@@ -105,7 +105,6 @@ func (n *Net) RemoveFilter(index int, egress bool, f Filter) error {
 // ensureClsact makes the queueing discipline that has filters at both ends and
 // queues nothing.
 func (n *Net) ensureClsact(index int) error {
-	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
 	clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}}
@@ -122,14 +121,27 @@ func (n *Net) ensureClsact(index int) error {
 	if !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("make clsact on interface %d in %s: %w", index, n.ns, permission(err))
 	}
-	list, err := dump(func() ([]netlink.Qdisc, error) { return n.h.QdiscList(link) })
-	if err != nil {
-		return fmt.Errorf("list the queueing disciplines of interface %d in %s: %w", index, n.ns, err)
-	}
-	for _, q := range list {
-		if q.Attrs().Handle == clsact.Handle && q.Type() != clsact.Type() {
-			return fmt.Errorf("make clsact on interface %d in %s: its queueing discipline %s is in the way; clsact does all that one does, so put it in its place", index, n.ns, q.Type())
-		}
+	switch kind, err := n.AtIngress(index); {
+	case err != nil:
+		return err
+	case kind != "" && kind != clsact.Type():
+		return fmt.Errorf("make clsact on interface %d in %s: its queueing discipline %s is in the way; clsact does all that one does, so put it in its place", index, n.ns, kind)
 	}
 	return nil
+}
+
+// AtIngress is the kind of queueing discipline that has the filters of an interface: "clsact", "ingress", which has
+// those of arriving packets alone, or "": none.
+func (n *Net) AtIngress(index int) (string, error) {
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	list, err := dump(func() ([]netlink.Qdisc, error) { return n.h.QdiscList(link) })
+	if err != nil {
+		return "", fmt.Errorf("list the queueing disciplines of interface %d in %s: %w", index, n.ns, err)
+	}
+	for _, q := range list {
+		if q.Attrs().Handle == netlink.MakeHandle(0xffff, 0) {
+			return q.Type(), nil
+		}
+	}
+	return "", nil
 }

@@ -292,7 +292,7 @@ func TestVethInTwoNamespaces(t *testing.T) {
 		}
 		got.MAC = [6]byte{}
 		// The other namespace is the first that each of them knows.
-		if diff := cmp.Diff(Link{Name: c.name, Kind: "veth", Frame: "ether", MTU: 1700, SuperMax: 65536, PeerNamespace: 1}, got); diff != "" {
+		if diff := cmp.Diff(Link{Name: c.name, Kind: "veth", Frame: "ether", MTU: 1700, SuperMax: 65536, PeerNamespace: 1, Peer: 2}, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}
 	}

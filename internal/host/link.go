@@ -39,6 +39,8 @@ type Link struct {
 	// PeerNamespace is what this namespace calls the one that the other end is in (of a veth
 	// pair), counted from 1; 0: this one, or there is no other end.
 	PeerNamespace int
+	// Peer is the index of the other end of a veth pair, in its own namespace; 0: it has none.
+	Peer int
 }
 
 // VLAN describes a VLAN interface.
@@ -343,6 +345,9 @@ func linkOf(l netlink.Link) Link {
 	}
 	out := Link{Name: a.Name, Index: a.Index, Kind: l.Type(), Frame: a.EncapType, MTU: a.MTU, Up: up, Alias: a.Alias, PeerNamespace: a.NetNsID + 1}
 	copy(out.MAC[:], a.HardwareAddr)
+	if out.Kind == "veth" {
+		out.Peer = a.ParentIndex
+	}
 	out.Master, out.SuperMax = a.MasterIndex, max(a.GROMaxSize, a.GSOMaxSize, a.GROIPv4MaxSize, a.GSOIPv4MaxSize)
 	if a.Xdp != nil && a.Xdp.Attached {
 		out.XDP = a.Xdp.ProgId

@@ -2,6 +2,7 @@ package host
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -219,4 +220,69 @@ func (n *Net) changeNeighbour(verb string, message, flags int, w Neighbour) erro
 		return fmt.Errorf("%s neighbour %s on %s in %s: %w", verb, w.Address, w.Device, n.ns, permission(err))
 	}
 	return nil
+}
+
+// Resolves asks for the link-layer address of a neighbour, by sending a datagram to its discard port, and tells whether
+// one is known before ctx ends. An address that was known before may be that of a neighbour that has gone since.
+func (n *Net) Resolves(ctx context.Context, w Neighbour) (bool, error) {
+	fail := func(err error) (bool, error) {
+		return false, fmt.Errorf("ask for the link-layer address of %s on %s in %s: %w", w.Address, w.Device, n.ns, permission(err))
+	}
+	l, err := n.link(w.Device)
+	if err != nil {
+		return fail(err)
+	}
+	sub, err := n.ns.subscribe(unix.RTNLGRP_NEIGH)
+	if err != nil {
+		return false, err
+	}
+	defer sub.close()
+	const resolved = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
+	for asked := false; ; asked = true {
+		list, err := dump(func() ([]netlink.Neigh, error) { return n.h.NeighList(l.Attrs().Index, netlink.FAMILY_ALL) })
+		if err != nil {
+			return fail(err)
+		}
+		i := slices.IndexFunc(list, func(e netlink.Neigh) bool {
+			a, _ := netip.AddrFromSlice(e.IP)
+			return a.Unmap() == w.Address && e.Flags&netlink.NTF_PROXY == 0
+		})
+		switch {
+		case i >= 0 && list[i].State&resolved != 0:
+			return true, nil
+		case asked && i >= 0 && list[i].State&netlink.NUD_FAILED != 0:
+			return false, nil
+		}
+		if !asked {
+			if err := n.sendDiscarded(l.Attrs().Index, w); err != nil {
+				return fail(err)
+			}
+			continue
+		}
+		if err := sub.wait(ctx); err != nil {
+			return false, nil
+		}
+	}
+}
+
+// sendDiscarded sends a datagram out by a device, to the port whose datagrams are discarded (RFC 863).
+func (n *Net) sendDiscarded(index int, w Neighbour) error {
+	family := unix.AF_INET6
+	var to unix.Sockaddr
+	if w.Address.Is4() {
+		family, to = unix.AF_INET, &unix.SockaddrInet4{Port: 9, Addr: w.Address.As4()}
+	} else {
+		to = &unix.SockaddrInet6{Port: 9, Addr: w.Address.As16(), ZoneId: uint32(index)}
+	}
+	return n.ns.Do(func() error {
+		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.BindToDevice(fd, w.Device); err != nil {
+			return err
+		}
+		return unix.Sendto(fd, []byte{0}, 0, to)
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"time"
 )
 
 // ErrNoNft means that the program nft is not installed.
@@ -36,4 +37,19 @@ func (n *Net) LoadRuleset(ctx context.Context, ruleset string) error {
 		return fmt.Errorf("nft: %w", err)
 	}
 	return fmt.Errorf("nft says: %s", text)
+}
+
+// FiltersForwarded tells whether the packet filter of the namespace looks at packets that the kernel forwards: there is a
+// chain at hook forward, by nft or iptables.
+func (n *Net) FiltersForwarded() (bool, error) {
+	if err := RequireNft(); err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	said, err := Command(ctx, n.ns, "nft", "list", "chains").CombinedOutput()
+	if err != nil {
+		return false, fmt.Errorf("nft list chains: %w: %s", err, strings.TrimSpace(string(said)))
+	}
+	return strings.Contains(string(said), "hook forward"), nil
 }

@@ -34,6 +34,8 @@ func TakesRedirects(index int) (bool, error) {
 type XDPFeatures struct {
 	Native  bool // it runs programs
 	Buffers bool // a frame may be in several buffers, so that the MTU is not bounded by one
+	// Redirects: it accepts frames that programs redirect to it, now.
+	Redirects bool
 }
 
 // XDPFeatures asks the kernel for them (Linux 6.3).
@@ -44,7 +46,7 @@ func (n *Net) XDPFeatures(name string) (f XDPFeatures, err error) {
 	}
 	err = n.ns.Do(func() error {
 		bits, err := xdpFeatures(l.Index)
-		f = XDPFeatures{bits&netdevXDPBasic != 0, bits&netdevXDPRxSG != 0}
+		f = XDPFeatures{bits&netdevXDPBasic != 0, bits&netdevXDPRxSG != 0, bits&netdevXDPNDOXmit != 0}
 		return err
 	})
 	if err != nil {

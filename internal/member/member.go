@@ -30,6 +30,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -92,6 +93,8 @@ type Member struct {
 	id  atomicIdentity
 
 	ends ends
+
+	clockOff atomic.Pointer[int64] // nanoseconds; nil: no controller has answered
 
 	mu      sync.Mutex
 	at      int // index in Controllers of the one in use
@@ -468,13 +471,39 @@ func (m *Member) client(t *tls.Config) client {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		}
 	}
-	var rt http.RoundTripper = transport
+	var rt http.RoundTripper = dated{transport, m}
 	if m.cfg.Transport != nil {
 		rt = m.cfg.Transport(rt)
 	}
 	return client{waystampv1connect.NewNodeClient(&http.Client{Transport: rt}, "https://"+host,
 		// Secrets are not compressed together with data that others may choose.
 		connect.WithAcceptCompression("gzip", nil, nil), connect.WithReadMaxBytes(plan.FileMax+1<<20)), transport}
+}
+
+// dated compares the time of each answer (RFC 9110 6.6.1) with this machine's.
+type dated struct {
+	http.RoundTripper
+	m *Member
+}
+
+func (d dated) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := d.RoundTripper.RoundTrip(r)
+	if err == nil {
+		if at, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
+			off := int64(d.m.cfg.Now().Sub(at))
+			d.m.clockOff.Store(&off)
+		}
+	}
+	return answer, err
+}
+
+// ClockOff is how much this machine's clock is ahead of the controller's, as of the last answer; it is off by up to a second and the time that the
+// answer took.
+func (m *Member) ClockOff() (off time.Duration, known bool) {
+	if at := m.clockOff.Load(); at != nil {
+		return time.Duration(*at), true
+	}
+	return 0, false
 }
 
 // Run is the member's loop until ctx ends; that is no error. After any error of the connection

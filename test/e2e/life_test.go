@@ -652,7 +652,7 @@ func TestAnAgentThatCannotStartChangesNothing(t *testing.T) {
 		{"an interface that does not exist", bytes.Replace(good, []byte(`"r2-r3"`), []byte(`"r2-r9"`), 1), nil,
 			"interface r2-r9: there is no such interface"},
 		{"another node's plan", good, []string{"--node", "r3"}, "the plan is for another node: r2; this is the agent of r3"},
-		{"pins that are no pins", good, []string{"--pin-dir", dir}, "is not on a bpf filesystem"},
+		{"pins that are no pins", good, []string{"--pin-dir", dir}, "is not on a bpf file system, so that the data path would end with the agent: choose a directory below /sys/fs/bpf"},
 	} {
 		file, run := filepath.Join(dir, "plan.json"), filepath.Join(dir, "run")
 		must(t, os.WriteFile(file, c.plan, 0o600))

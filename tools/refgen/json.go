@@ -22,11 +22,12 @@ have nothing to say.
 `
 
 // jsonSources are the files whose exported structs are shown, in this order.
-var jsonSources = []string{"internal/api/api.go", "internal/api/gateway.go", "internal/api/output.go", "internal/event/event.go"}
+var jsonSources = []string{"internal/api/api.go", "internal/api/gateway.go", "internal/api/output.go", "internal/event/event.go", "internal/doctor/doctor.go"}
 
 // jsonPage renders the types as their source declares and explains them.
 func jsonPage(sources []string) (string, error) {
 	var paths, types strings.Builder
+	texts := map[string]bool{} // types of text
 	for _, source := range sources {
 		f, err := parser.ParseFile(token.NewFileSet(), source, nil, parser.ParseComments)
 		if err != nil {
@@ -52,8 +53,11 @@ func jsonPage(sources []string) (string, error) {
 						paths.WriteString(row("`"+path+"`", what))
 					}
 				case *ast.TypeSpec:
+					if of, ok := s.Type.(*ast.Ident); ok && of.Name == "string" {
+						texts[s.Name.Name] = true
+					}
 					if st, ok := s.Type.(*ast.StructType); ok && s.Name.IsExported() {
-						renderType(&types, s.Name.Name, g.Doc.Text(), st)
+						renderType(&types, s.Name.Name, g.Doc.Text(), st, texts)
 					}
 				}
 			}
@@ -62,7 +66,8 @@ func jsonPage(sources []string) (string, error) {
 	return jsonHead + row("path", "answer") + "|---|---|\n" + paths.String() + strings.TrimRight(types.String(), "\n") + "\n", nil
 }
 
-func renderType(b *strings.Builder, name, doc string, st *ast.StructType) {
+// renderType shows a struct. texts are the types before it that are text.
+func renderType(b *strings.Builder, name, doc string, st *ast.StructType, texts map[string]bool) {
 	var rows strings.Builder
 	for _, f := range st.Fields.List {
 		if f.Tag == nil {
@@ -80,7 +85,7 @@ func renderType(b *strings.Builder, name, doc string, st *ast.StructType) {
 		if strings.Contains(options, "omitempty") || strings.Contains(options, "omitzero") {
 			what = strings.TrimSpace("*Optional.* " + what)
 		}
-		rows.WriteString(row("`"+field+"`", jsonType(f.Type), what))
+		rows.WriteString(row("`"+field+"`", jsonType(f.Type, texts), what))
 	}
 	if rows.Len() == 0 {
 		return
@@ -89,14 +94,14 @@ func renderType(b *strings.Builder, name, doc string, st *ast.StructType) {
 }
 
 // jsonType is what a Go type is in JSON. Types of the page are links.
-func jsonType(e ast.Expr) string {
+func jsonType(e ast.Expr, texts map[string]bool) string {
 	switch t := e.(type) {
 	case *ast.StarExpr:
-		return jsonType(t.X)
+		return jsonType(t.X, texts)
 	case *ast.ArrayType:
-		return "list of " + jsonType(t.Elt)
+		return "list of " + jsonType(t.Elt, texts)
 	case *ast.MapType:
-		return "object of " + jsonType(t.Value)
+		return "object of " + jsonType(t.Value, texts)
 	case *ast.SelectorExpr:
 		switch t.Sel.Name {
 		case "Time":
@@ -109,7 +114,7 @@ func jsonType(e ast.Expr) string {
 		switch n := t.Name; {
 		case n == "bool":
 			return "boolean"
-		case n == "string":
+		case n == "string", texts[n]:
 			return "string"
 		case n == "Hex":
 			return "string, hexadecimal"
