@@ -58,9 +58,9 @@ shell-kernel: deps-kernels bin/kernels ## a shell on one of them, with the tests
 	@exec bin/kernels -shell $(KERNELS)
 
 .PHONY: test-guests
-test-guests: build deps-kernels ## the Debian package on three machines with systemd, in qemu (root; RELEASE=trixie for that release, STEPS=reboot for one step, NIC=e1000e for that network card, QUEUES=4 for so many queues)
+test-guests: build deps-kernels ## the Debian package on three machines with systemd, in qemu (root; RELEASE=trixie for that release, STEPS=reboot for one step, NIC=e1000e for that network card, QUEUES=4 for so many queues, FROM=COMMIT to upgrade from that)
 	@tools/deps.sh bare
-	@NIC=$(NIC) QUEUES=$(QUEUES) test/guests/run.sh $(or $(RELEASE),bookworm) $(STEPS)
+	@NIC=$(NIC) QUEUES=$(QUEUES) FROM=$(FROM) test/guests/run.sh $(or $(RELEASE),bookworm) $(STEPS)
 
 .PHONY: check-kernels
 check-kernels: deps-kernels bin/kernels ## what every change must pass on the oldest and the newest kernels, in qemu (no root)

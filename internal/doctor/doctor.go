@@ -30,11 +30,11 @@ const (
 
 // Finding is what one check of a Report found. Says, Effect and Mend make a sentence.
 type Finding struct {
-	Check   string  `json:"check"`           // its name
-	About   string  `json:"about,omitempty"` // the interface, program or directory
-	Verdict Verdict `json:"verdict"`         // yes: all is well; no; or unknown: it could not tell
-	Weight  Weight  `json:"weight"`          // of a no: fatal, the agent does not start; warning; or cost, it works, and slower
-	Says    string  `json:"says"`            // what it found
+	Check   string  `json:"check"`            // its name
+	About   string  `json:"about,omitempty"`  // the interface, program or directory
+	Verdict Verdict `json:"verdict"`          // yes: all is well; no; or unknown: it could not tell
+	Weight  Weight  `json:"weight"`           // of a no: fatal, the agent does not start; warning; or cost, it works, and slower
+	Says    string  `json:"says"`             // what it found
 	Effect  string  `json:"effect,omitempty"` // what then does not work
 	Mend    string  `json:"mend,omitempty"`   // a command, or what to do
 

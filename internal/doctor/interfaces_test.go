@@ -66,6 +66,27 @@ func TestInterfacesThatBelongToOthers(t *testing.T) {
 	}
 }
 
+// What has no Ethernet frames, and what is down.
+func TestInterfacesThatCarryNoChain(t *testing.T) {
+	n := plan.Node{
+		Interfaces: []model.Interface{{Name: "core", Role: model.RoleCore}},
+		Proxies:    []plan.Proxy{{Function: "fw", Proxy: model.Proxy{To: "fw", From: "fw"}}},
+	}
+	net := below{links: []host.Link{{Name: "core", Index: 1, Frame: "none", Up: true}, {Name: "fw", Index: 2, Frame: "ether"}}}
+	got := Wrong(Interfaces(net, n))
+	want := []string{
+		"core interface core has frames of type none, so that no program is attached to it: choose an Ethernet interface",
+		"interface fw to function fw is down, so that no packet can arrive on it or leave by it: ip link set fw up, at both ends",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	net.links[0].Frame, net.links[1].Up = "ether", true
+	if got := Wrong(Interfaces(net, n)); len(got) > 0 {
+		t.Errorf("mended: %q", got)
+	}
+}
+
 // A VRF of the kernel: of those in make test-kernels, not of every one that tests run on.
 func TestStockVRFIsFound(t *testing.T) {
 	m := node(t)

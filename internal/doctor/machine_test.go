@@ -353,6 +353,20 @@ func TestAgentsStartWhereTheyCan(t *testing.T) {
 	}
 }
 
+// Functions of kind netfilter need the program nft.
+func TestMissingProgramsAreFound(t *testing.T) {
+	m := Machine{Plan: &plan.Node{Proxies: []plan.Proxy{{Function: "fw"}, {Function: "nat", Netfilter: &plan.Netfilter{}}}}}
+	bin := t.TempDir()
+	t.Setenv("PATH", bin)
+	if s := strings.Join(Wrong(m.tools()), "\n"); s != "the program nft is not installed, so that functions of kind netfilter get no packets (function-gone): apt install nftables" {
+		t.Errorf("says %q", s)
+	}
+	must(t, os.WriteFile(filepath.Join(bin, "nft"), []byte("#!/bin/sh\n"), 0o755))
+	if f := m.tools(); len(f) != 1 || f[0].Verdict != Yes {
+		t.Errorf("installed: %+v", f)
+	}
+}
+
 func TestControllersClockIsCompared(t *testing.T) {
 	for off, want := range map[time.Duration]string{
 		0: "", time.Minute: "", -time.Minute: "",

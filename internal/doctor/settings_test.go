@@ -4,9 +4,13 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -166,5 +170,66 @@ func TestAFunctionsInterfacesNeedIPv6(t *testing.T) {
 	n.Proxies[0].Stream = &plan.Stream{}
 	if got := Wrong(ipv6(s, n)); len(got) != 0 {
 		t.Errorf("of a function that reads what is sealed: %q", got)
+	}
+}
+
+// What the doctor says of the kernel's own SRv6 is what the kernel does to a packet whose segment list has this node's address.
+func TestSegmentRoutingIsAsTheKernelsOwn(t *testing.T) {
+	m := node(t)
+	must(t, m.Net.WaitUp(t.Context(), "edge", "edge-peer"))
+	must(t, m.Net.SetSysctl("net/ipv6/conf/all/forwarding", "1"))
+	f, err := host.OpenFrames(m.Net.NetNS(), "edge-peer", unix.ETH_P_IPV6)
+	must(t, err)
+	defer f.Close()
+	mac, err := m.Net.HardwareAddress("edge")
+	must(t, err)
+	own, src, next := netip.MustParseAddr("fc00:1::1").As16(), netip.MustParseAddr("fc00:9::1").As16(), netip.MustParseAddr("fc00:0:0:200::1").As16()
+	send := func(header byte, payload []byte) {
+		frame := slices.Concat(mac[:], f.MAC[:], []byte{0x86, 0xdd, 0x60, 0, 0, 0, 0, byte(len(payload)), header, 64}, src[:], own[:], payload)
+		must(t, f.Send(frame))
+	}
+	// RFC 8754 2: no next header, 4 times 8 bytes more, type 4, one segment left, the last entry is 1.
+	srh := slices.Concat([]byte{59, 4, 4, 1, 1, 0, 0, 0}, next[:], own[:])
+	counters := func() (forwarded, unknown int) {
+		must(t, m.Net.NetNS().Do(func() error {
+			b, err := os.ReadFile("/proc/thread-self/net/snmp6")
+			for line := range strings.Lines(string(b)) {
+				switch f := strings.Fields(line); f[0] {
+				case "Ip6OutForwDatagrams":
+					forwarded, err = strconv.Atoi(f[1])
+				case "Ip6InUnknownProtos":
+					unknown, err = strconv.Atoi(f[1])
+				}
+			}
+			return err
+		}))
+		return forwarded, unknown
+	}
+	for _, all := range []string{"0", "1"} {
+		for _, of := range []string{"0", "1"} {
+			must(t, m.Net.SetSysctl("net/ipv6/conf/all/seg6_enabled", all), m.Net.SetSysctl("net/ipv6/conf/edge/seg6_enabled", of))
+			before, seen := counters()
+			send(43, srh)
+			send(253, []byte("the one behind it, of a protocol that nobody has (RFC 3692)"))
+			after, now := counters()
+			for range 1000 {
+				if after, now = counters(); now > seen {
+					break
+				}
+				unix.Poll(nil, 1)
+			}
+			if now == seen {
+				t.Fatal("the packets do not arrive")
+			}
+			var says Finding
+			for _, f := range seg6(m.Net, *m.Plan) {
+				if f.About == "edge" {
+					says = f
+				}
+			}
+			if want := map[bool]Verdict{true: No, false: Yes}[after > before]; says.Verdict != want {
+				t.Errorf("all %s, edge %s: the kernel forwards: %t, and it says %+v", all, of, after > before, says)
+			}
+		}
 	}
 }

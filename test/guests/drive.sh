@@ -58,8 +58,38 @@ does() {
 	[ -n "$text" ] || fail "$2 has no block $4 below \"$3\""
 	must "$1" "cd /srv && echo $(base64 -w 0 <<<"$text") | base64 -d | bash"
 }
-# frames that c has verified in the chain.
-verified() { on c "waystamp get paths --instance c -o json" | tr -d ' \n' | grep -o '"role":"egress"[^}]*"frames":[0-9]*' | grep -o '[0-9]*$' | head -n 1; }
+# frames NODE ROLE: those that a node has had in the chain.
+frames() { on "$1" "waystamp get paths --instance $1 -o json" | tr -d ' \n' | grep -o "\"role\":\"$2\"[^}]*\"frames\":[0-9]*" | grep -o '[0-9]*$' | head -n 1; }
+verified() { frames c egress; }
+# What entered has been stamped, and verified.
+all_verified() { [ "$(frames a headend)" = "$(frames b endpoint)" ] && [ "$(frames a headend)" = "$(verified)" ]; }
+# uploaded FILE: the server has had what this sum is of.
+uploaded() { [ "$(on c cat /srv/uploaded)" = "$(cat "$1")" ]; }
+upload() {
+	head -c 2000000 /dev/urandom >/tmp/up
+	sha256sum </tmp/up >/tmp/sum
+	ip netns exec h1 timeout 300 socat -u OPEN:/tmp/up,rdonly "TCP6:[2001:db8:2::2]:81" || fail "the upload ends with $?"
+	until_true 60 uploaded /tmp/sum
+	echo "2 MB sent"
+}
+# under_load COMMAND...: meanwhile h1 pings h2, and has a connection to it. No ping is lost, and no byte.
+under_load() {
+	local ping tcp
+	rm -f /tmp/done
+	ip netns exec h1 ping -i 0.1 -W 60 2001:db8:2::2 >/tmp/ping &
+	ping=$!
+	until [ -e /tmp/done ]; do head -c 2000 /dev/urandom && sleep 0.1; done | tee >(sha256sum >/tmp/sent) | ip netns exec h1 socat -u - "TCP6:[2001:db8:2::2]:81" &
+	tcp=$!
+	"$@"
+	sleep 2
+	kill -INT $ping
+	wait $ping
+	tail -n 3 /tmp/ping
+	grep -q ' 0% packet loss' /tmp/ping || fail "packets were lost"
+	touch /tmp/done
+	wait $tcp || fail "the connection ends with $?"
+	until_true 60 uploaded /tmp/sent
+}
 download() {
 	local before after sum
 	before=$(verified)
@@ -106,8 +136,11 @@ if step look "the commands of troubleshoot.md, and the metrics"; then
 	[ "$(does a install.md "Watch it with Prometheus" 1 | grep -c '^waystamp_path_numbers_left')" = 1 ] || fail "no metric of the numbers that are left"
 fi
 
-if step tcp "TCP through the chain of three machines"; then
+if step tcp "TCP through the chain of three machines, both ways"; then
 	download
+	upload
+	until_true 60 all_verified
+	echo "$(frames a headend) frames entered, $(frames b endpoint) were stamped on b, $(verified) verified"
 fi
 
 if step xdp "XDP where the device has it, and a sentence where it has not"; then
@@ -154,24 +187,24 @@ if step left-out "nothing passes where a node was left out"; then
 fi
 
 if step upgrade "an upgrade under load loses nothing"; then
-	ip netns exec h1 ping -i 0.1 -W 60 2001:db8:2::2 >/tmp/ping &
-	ping=$!
-	for n in b c a; do
-		was=$(must $n "systemctl show -P MainPID waystamp-agent@$n")
-		must $n apt-get install -y --no-install-recommends /srv/second.deb >/dev/null
-		[ "$(must $n "systemctl show -P MainPID waystamp-agent@$n")" != "$was" ] || fail "$n: the agent was not restarted"
-		must $n "systemctl is-active waystamp-agent@$n" >/dev/null
-	done
-	sleep 2
-	kill -INT $ping
-	wait $ping
-	tail -n 3 /tmp/ping
-	grep -q ' 0% packet loss' /tmp/ping || fail "packets were lost"
+	upgrade() {
+		local n was
+		for n in b c a; do
+			was=$(must $n "systemctl show -P MainPID waystamp-agent@$n")
+			must $n apt-get install -y --no-install-recommends /srv/second.deb >/dev/null
+			[ "$(must $n "systemctl show -P MainPID waystamp-agent@$n")" != "$was" ] || fail "$n: the agent was not restarted"
+			must $n "systemctl is-active waystamp-agent@$n" >/dev/null
+		done
+	}
+	must b "waystamp version; bpftool -j prog show | tr '{' '\n' | sed -n 's/.*\"name\":\"\(ws_core_tc\)\".*\"tag\":\"\([0-9a-f]*\)\".*/\1 \2/p'"
+	under_load upgrade
+	must b "waystamp version; bpftool -j prog show | tr '{' '\n' | sed -n 's/.*\"name\":\"\(ws_core_tc\)\".*\"tag\":\"\([0-9a-f]*\)\".*/\1 \2/p'"
 	[ "$(must b "dpkg-query -Wf '\${Version}\\n' waystamp")" = 1.1 ] || fail "b has another version"
 fi
 
-if step downgrade "a downgrade"; then
-	must b apt-get install -y --allow-downgrades --no-install-recommends /srv/first.deb >/dev/null
+if step downgrade "a downgrade under load loses nothing"; then
+	under_load must b apt-get install -y --allow-downgrades --no-install-recommends /srv/first.deb | tail -n 3
+	[ "$(must b "dpkg-query -Wf '\${Version}\\n' waystamp")" = 1.0 ] || fail "b has another version"
 	download
 fi
 
@@ -208,7 +241,8 @@ if step controller "the controller"; then
 fi
 
 if step removal "removal says what stays, and a purge waits for it"; then
-	must c apt-get remove -y waystamp | grep -q "detach --yes --instance c" || fail "nothing is said of the data path"
+	remove() { must c apt-get remove -y waystamp | grep -q "detach --yes --instance c" || fail "nothing is said of the data path"; }
+	under_load remove
 	ip netns exec h1 ping -c 2 -W 10 2001:db8:2::2 >/dev/null || fail "the data path did not stay"
 	on c dpkg --purge waystamp && fail "it purges what is at work"
 	must c "apt-get install -y --no-install-recommends /srv/second.deb && systemctl stop waystamp-agent@c" >/dev/null

@@ -50,6 +50,8 @@ c)
 	ip route add 2001:db8:1::/64 via fd00:1::a
 	head -c 2000000 /dev/urandom >/srv/content
 	ip netns exec h2 socat TCP6-LISTEN:80,reuseaddr,fork OPEN:/srv/content,rdonly &
+	# What clients send, it takes the sum of.
+	ip netns exec h2 socat -u TCP6-LISTEN:81,reuseaddr,fork SYSTEM:'sha256sum >/srv/sum.new && mv /srv/sum.new /srv/uploaded' &
 	;;
 esac
 [ $node = b ] || ip route add fd00:5:0:b00::/56 via fd00:1::b

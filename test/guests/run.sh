@@ -3,12 +3,13 @@
 # says: apt, systemd, a chain over virtio, XDP, an upgrade under load, the agent without root, a reboot, removal. The machines
 # are qemu guests without KVM, on a bus of datagrams on this machine's loopback; hosts are network namespaces in the guests.
 #
-#   [NIC=e1000e] [QUEUES=4] test/guests/run.sh [bookworm|trixie] [STEP ...]        (make test-guests RELEASE=trixie STEPS='reboot controller')
+#   [NIC=e1000e] [QUEUES=4] [FROM=COMMIT] test/guests/run.sh [bookworm|trixie] [STEP ...]        (make test-guests RELEASE=trixie STEPS='reboot controller')
 #
 # The steps are those of drive.sh; installation and start are always among them. NIC is the device that the machines have, and
 # its driver: virtio (the default), which has native XDP, or e1000e, which has none. QUEUES is how many pairs of queues a virtio
 # device has: with more than one a machine has two CPUs, and the bus is a bridge of this machine's in a namespace of its own,
-# with segmentation and checksums left to the devices.
+# with segmentation and checksums left to the devices. FROM is the commit whose package is installed first, with plans of its
+# own; otherwise the upgrade is to the same programs by another name.
 #
 # It needs root, for debootstrap. Below /var/tmp it takes 2 GB until it ends, however it ends but by SIGKILL; guests
 # are its children, and end with it.
@@ -61,12 +62,20 @@ trap end EXIT
 trap 'exit 130' INT TERM HUP
 
 # Two versions of the package, the second one later.
-made() {
-	PACKAGE_COMPRESSION=none PACKAGE_VERSION=$1 SOURCE_DATE_EPOCH=1700000000 packaging/build.sh bin amd64 $work/debs-"$1" >/dev/null
+made() { # VERSION TREE
+	(cd "$2" && PACKAGE_COMPRESSION=none PACKAGE_VERSION=$1 SOURCE_DATE_EPOCH=1700000000 packaging/build.sh bin amd64 $work/debs-"$1") >/dev/null
 	ls $work/debs-"$1"/waystamp_*.deb
 }
+before=.
+if [ -n "${FROM:-}" ]; then
+	before=$work/before
+	git rev-parse -q --verify "$FROM^{commit}" >/dev/null || fail "FROM is $FROM, which is no commit that is here"
+	say "building $FROM"
+	git clone -q --no-checkout . "$before" && git -C "$before" checkout -q --detach "$(git rev-parse "$FROM^{commit}")"
+	make -s -C "$before" build >/dev/null || fail "$FROM does not build"
+fi
 say "making two versions of the package"
-first=$(made 1.0) second=$(made 1.1)
+first=$(made 1.0 $before) second=$(made 1.1 .)
 
 began=$SECONDS
 root=$work/root
@@ -102,7 +111,7 @@ done
 echo "$*" >$root/srv/steps
 echo $driver >$root/srv/driver
 echo "$queues" >$root/srv/queues
-bin/waystamp plan -f examples/minimal.yaml --out $work/plans >/dev/null
+$before/bin/waystamp plan -f examples/minimal.yaml --out $work/plans >/dev/null
 cp -r $work/plans/nodes $root/srv/nodes
 # The next plan of the same domain: core interfaces have XDP.
 sed 's/role: core}/role: core, datapath: xdp}/' examples/minimal.yaml >$work/xdp.yaml

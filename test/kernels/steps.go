@@ -60,7 +60,7 @@ func allSteps() []step {
 		}},
 		{name: "dataplane", pkg: "internal/dataplane", run: []string{
 			"TestKernelAndPermissionsAreEnough", "TestProgramStampsAsTheModelDoes", "TestProgramVerifiesAsTheModelDoes",
-			"TestProgramsDoWithScapysPacketsWhatTheyMust", "TestEveryReasonIsProduced", "TestEveryRoleSendsToTheNeighbour",
+			"TestProgramsDoWithScapysPacketsWhatTheyMust", "TestProgramsDoWithScapysLabelsWhatTheyMust", "TestEveryReasonIsProduced", "TestEveryRoleSendsToTheNeighbour",
 			"TestHeadendStampsTrains", "TestInnerPacketForTheEgressIsDelivered", "TestPacketThatWasATunnelsIsEncapsulatedAgain",
 			"TestTagsAreNoWay", "TestTagsOnACoreInterface", "TestTwoCPUsAcceptEachNumberExactly",
 			"TestFunctionInANamespaceIsPassed", "TestFunctionInTheNodesOwnKernelIsPassed", "TestSuperPacketIsCutSoThatEachFrameHasItsHeader", "TestSuperPacketOfIPv4GetsItsHeaderBack",
