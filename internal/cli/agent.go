@@ -7,7 +7,9 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,6 +34,7 @@ const (
 type agentOptions struct {
 	plan, instance, node, runDir, stateDir, pinDir string
 	detach, yes, verbose                           bool
+	movePins, owner                                string
 	insecurePlan, force                            bool
 	join                                           string
 	controllers                                    []string
@@ -74,11 +77,16 @@ SIGINT, SIGTERM and SIGHUP stop it; SIGHUP does not if it was ignored when the
 agent was started, as by nohup. A new plan needs no signal. When it stops, the
 data path, the guard and the locator route stay in force; the next agent of the same
 instance takes them over without a gap. --detach --yes removes them when no agent runs,
-and names the chains whose packets need no proof any more.`,
+and names the chains whose packets need no proof any more.
+
+--move-pins DIRECTORY moves the pins of the instance, when no agent runs, to another bpf filesystem, and gives
+them to --owner: the data path stays at work meanwhile, and an agent of that user, with
+that directory as --pin-dir, takes it over.`,
 		Example: `  waystamp agent --plan /etc/waystamp/r1.json
   waystamp agent --controller '[fd00::1]:7443' --join @/root/token
   waystamp agent --controller '[fd00::1]:7443,[fd00::2]:7443,[fd00::3]:7443'
-  waystamp agent --detach --yes`,
+  waystamp agent --detach --yes
+  waystamp agent --instance r1 --move-pins /run/waystamp-bpf --owner waystamp`,
 		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -102,6 +110,8 @@ and names the chains whose packets need no proof any more.`,
 	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
 	f.BoolVar(&o.detach, "detach", false, "remove the data path instead, with its guard and the locator route")
 	f.BoolVar(&o.yes, "yes", false, "with --detach: do it")
+	f.StringVar(&o.movePins, "move-pins", "", "move the pins to this `directory` on a bpf filesystem instead; the data path stays at work")
+	f.StringVar(&o.owner, "owner", "", "with --move-pins: the `user` to give them to, a name or a number (default: the one who runs this)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more on standard error")
 	return cmd
 }
@@ -139,8 +149,15 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	if o.detach {
+	switch {
+	case o.detach && o.movePins != "":
+		return command.Usagef("--detach and --move-pins exclude each other")
+	case o.owner != "" && o.movePins == "":
+		return command.Usagef("--owner goes with --move-pins")
+	case o.detach:
 		return o.runDetach(cmd.OutOrStdout(), cfg)
+	case o.movePins != "":
+		return o.runMovePins(cmd.OutOrStdout(), cfg)
 	}
 	if o.yes {
 		return command.Usagef("--yes goes with --detach")
@@ -271,6 +288,35 @@ func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
 	for _, c := range done.Unguarded {
 		fmt.Fprintf(out, "chain %s: now unguarded\n", c)
 	}
+	return nil
+}
+
+// runMovePins is for an agent that is to run as another user.
+func (o *agentOptions) runMovePins(out io.Writer, cfg agent.Config) error {
+	if o.plan != "" || len(o.controllers) > 0 || o.join != "" || o.yes {
+		return command.Usagef("--move-pins takes no --plan, --controller, --join or --yes")
+	}
+	uid, gid := os.Geteuid(), os.Getegid()
+	if o.owner != "" {
+		u, err := user.Lookup(o.owner)
+		if _, number := strconv.ParseUint(o.owner, 10, 31); number == nil {
+			u, err = user.LookupId(o.owner)
+		}
+		if err == nil {
+			uid, err = strconv.Atoi(u.Uid)
+		}
+		if err == nil {
+			gid, err = strconv.Atoi(u.Gid)
+		}
+		if err != nil {
+			return fmt.Errorf("--owner: %w", err)
+		}
+	}
+	pins, err := dataplane.MovePins(dataplane.Config{PinDir: cfg.PinDir, Instance: cfg.Instance}, o.movePins, uid, gid)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "instance %s: %d pins moved to %s; start its agent with --pin-dir %[3]s\n", o.instance, pins, o.movePins)
 	return nil
 }
 

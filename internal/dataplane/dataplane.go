@@ -105,6 +105,7 @@ const (
 	stepLinkUpdate  = "move a link"
 	stepLinkAttach  = "attach"
 	stepLinkDetach  = "detach"
+	stepMove        = "move" // all pins are there a second time
 	stepRemoveOld   = "remove the old generation"
 	stepWriteNumber = "write numbers"
 )

@@ -84,7 +84,7 @@ func Detach(cfg Config) (Removed, error) {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, removeTree(dir))
+	errs = append(errs, removeAborted(cfg.PinDir, cfg.Instance), removeTree(dir))
 	return r, errors.Join(errs...)
 }
 

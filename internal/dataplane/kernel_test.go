@@ -107,7 +107,12 @@ func (d *Dataplane) program(name string) *ebpf.Program {
 	return d.gen.programs[name]
 }
 
-func (b *bed) dir() string { return instanceDir(DefaultPinDir, b.cfg.Instance) }
+func (b *bed) dir() string {
+	if b.cfg.PinDir != "" {
+		return instanceDir(b.cfg.PinDir, b.cfg.Instance)
+	}
+	return instanceDir(DefaultPinDir, b.cfg.Instance)
+}
 
 // do runs f in the namespace.
 func (b *bed) do(f func() error) error {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"crypto/rand"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/agent"
@@ -191,6 +194,91 @@ func TestAgentsNeedNoRoot(t *testing.T) {
 			}
 			u.reaches("h1", "h2")
 		})
+	}
+}
+
+// A data path that an agent of root has made is taken over by one without root: while its pins move, packets go on, and the
+// guard stands.
+func TestPinsOfRootMoveToAnAgentWithout(t *testing.T) {
+	t.Parallel()
+	u := buildUnprivileged(t, star)
+	roots := filepath.Join("/sys/fs/bpf", newPrefix())
+	must(t, os.Mkdir(roots, 0o700))
+	t.Cleanup(func() {
+		if err := os.Remove(roots); err != nil {
+			t.Error(err)
+		}
+	})
+	as := func(node string, more ...string) *process {
+		at := filepath.Join(u.dir, node)
+		p := prepared(t.Context(), t, append([]string{"agent", "--instance", node, "--pin-dir", roots, "--run-dir", at, "--state-dir", at}, more...))
+		must(t, u.ns(node).Do(p.cmd.Start))
+		return p
+	}
+	attached := func() (programs []string) {
+		for _, n := range u.nodes() {
+			links, err := u.net(n).Links()
+			must(t, err)
+			for _, l := range links {
+				var ids []ebpf.ProgramID
+				must(t, u.ns(n).Do(func() error {
+					q, err := link.QueryPrograms(link.QueryOptions{Target: l.Index, Attach: ebpf.AttachTCXIngress})
+					if err == nil {
+						for _, p := range q.Programs {
+							ids = append(ids, p.ID)
+						}
+					}
+					return nil
+				}))
+				programs = append(programs, fmt.Sprint(n, l.Name, ids))
+			}
+		}
+		return programs
+	}
+	for _, n := range u.plan.Nodes {
+		must(t, u.WriteNodePlan(n.Name, n))
+		u.agents[n.Name] = as(n.Name, "--plan", u.NodePlanPath(n.Name))
+		u.carry(n)
+		u.inForce(n.Name)
+	}
+	u.reaches("h1", "h2")
+	before := attached()
+	if r := as("r1", "--move-pins", u.pins, "--owner", fmt.Sprint(nobody)).wait(); r.code != 1 || !strings.Contains(r.stderr, "another waystamp agent holds this instance") {
+		t.Errorf("beside the agent: %s", r)
+	}
+	for _, n := range u.nodes() {
+		u.stop(n)
+		// As systemd does it with the directories of the unit.
+		must(t, filepath.WalkDir(filepath.Join(u.dir, n), func(path string, _ os.DirEntry, err error) error {
+			return errors.Join(err, os.Lchown(path, nobody, nobody))
+		}))
+	}
+	stream := u.stream("h1", "h2")
+	stream.more(1 << 20)
+	for _, n := range u.nodes() {
+		if r := as(n, "--move-pins", u.pins, "--owner", fmt.Sprint(nobody)).wait(); r.code != 0 || !strings.Contains(r.stdout, "pins moved to "+u.pins) {
+			t.Errorf("move the pins of %s: %s", n, r)
+		}
+	}
+	stream.more(1 << 20) // the data path is still there
+	for _, n := range u.nodes() {
+		u.start(n)
+	}
+	stream.more(1 << 20)
+	stream.finish()
+	if stream.lost != 0 {
+		t.Errorf("of TCP's segments with data %d more were sent than the %d that came", stream.lost, stream.received)
+	}
+	if now := attached(); !slices.Equal(before, now) {
+		t.Errorf("programs at the interfaces were %q, and are %q", before, now)
+	}
+	for _, n := range u.nodes() {
+		u.stop(n)
+		p := u.command(n, "--detach", "--yes")
+		must(t, u.ns(n).Do(p.cmd.Start))
+		if r := p.wait(); r.code != 0 {
+			t.Errorf("detach %s: %s", n, r)
+		}
 	}
 }
 

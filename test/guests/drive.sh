@@ -209,7 +209,7 @@ if step downgrade "a downgrade under load loses nothing"; then
 fi
 
 if step rootless "the agent without root"; then
-	does b install.md "Without root" 1
+	under_load does b install.md "Without root" 1
 	[ "$(must b 'ps -o user= -p $(systemctl show -P MainPID waystamp-agent@b)')" = waystamp ] || fail "it runs as $(on b 'ps -o user= -p $(systemctl show -P MainPID waystamp-agent@b)')"
 	download
 fi

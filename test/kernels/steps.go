@@ -66,7 +66,7 @@ func allSteps() []step {
 			"TestFunctionInANamespaceIsPassed", "TestFunctionInTheNodesOwnKernelIsPassed", "TestSuperPacketIsCutSoThatEachFrameHasItsHeader", "TestSuperPacketOfIPv4GetsItsHeaderBack",
 			"TestDataPathOutlivesItsProcess", "TestProgramOfEachRoleIsOnItsInterfaceAndFirst", "TestProgramBeforeOursIsReported",
 			"TestOtherLocatorGetsNewProgramsOnTheSameLinks", "TestFailureAtAnyStepLeavesWhatWasThere", "TestDeathAtAnyStepIsMendedByTheNextProcess",
-			"TestReconcileRepairsWhatOthersHaveDone", "TestInterfaceThatComesBackIsGuardedAgain", "TestDetachLeavesNothing",
+			"TestReconcileRepairsWhatOthersHaveDone", "TestInterfaceThatComesBackIsGuardedAgain", "TestDetachLeavesNothing", "TestPinsMove",
 			"TestFilter", "TestForeignFilter", "TestFailureAtAnyStepOfAFilter",
 		}},
 		{name: "demo", args: []string{guestProgram, "demo"}},
@@ -81,7 +81,7 @@ func allSteps() []step {
 		{name: "mpls", pkg: "test/e2e", run: []string{"TestStockFRR", "TestStockLabels", "TestStockRouters"}, more: frr},
 		{name: "xdp", pkg: "test/e2e", run: []string{"TestXDP"}},
 		{name: "xdp-programs", pkg: "internal/dataplane", run: []string{"TestXDP", "TestFunctionBehindDevicesWithXDPIsPassedByXDP$"}},
-		{name: "own", pkg: "test/e2e", run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$"}, more: []string{"setpriv"}},
+		{name: "own", pkg: "test/e2e", run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$", "TestPinsOfRootMove"}, more: []string{"setpriv"}},
 		{name: "functions", pkg: "test/e2e", asked: true, run: []string{"TestTheExampleOfFunctionsRuns$", "TestWhatNetfilterDoesToAPacketAndItsProof$"}},
 		{name: "bench", pkg: "internal/bench", asked: true, run: []string{"TestHopOnTheKernel$"}},
 		// For kernels older than the oldest, which come by -deb.
