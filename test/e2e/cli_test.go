@@ -420,7 +420,7 @@ func TestALabByCommands(t *testing.T) {
 		t.Errorf("explained: %+v", x)
 	}
 
-	sharkCaptures(t, runDir, prefix, "refused: outside-sid", sentence)
+	sharkCaptures(t, runDir, prefix, "r1", "refused: outside-sid", sentence)
 
 	started := time.Now()
 	done(in("down")...)
@@ -432,9 +432,10 @@ func TestALabByCommands(t *testing.T) {
 }
 
 // sharkCaptures has tshark list a lab as an interface, and capture the first packet that was refused there,
-// whose comment says all that is wanted. tshark of Debian 12 knows one extcap folder, of the
-// system: a mount namespace has ours in its place.
-func sharkCaptures(t *testing.T, runDir, prefix string, comment ...string) {
+// whose comment has the reason, and a sentence where the secrets of all paths are at hand. The same of one agent, and
+// of all agents of the machine: one of the lab's is put where the machine's are. tshark of Debian 12 knows one extcap
+// folder, of the system: a mount namespace has ours in its place.
+func sharkCaptures(t *testing.T, runDir, prefix, node, reason, sentence string) {
 	t.Helper()
 	folder := t.TempDir()
 	script, err := filepath.Abs("../../tools/wireshark/waystamp-extcap")
@@ -443,8 +444,9 @@ func sharkCaptures(t *testing.T, runDir, prefix string, comment ...string) {
 	shark := func(args ...string) string {
 		t.Helper()
 		const mount = `set -e; extcap=$(tshark -G folders | sed -n 's/^Extcap path:[[:space:]]*//p')
-mount --bind "$1" "$extcap"; mount -t tmpfs none /run; mkdir -p "$3"; mount --bind "$2" "$3"; shift 3; exec tshark "$@"`
-		cmd := exec.CommandContext(soon(t), "unshare", append([]string{"-m", "sh", "-c", mount, "sh", folder, runDir, lab.DefaultRunDir}, args...)...)
+mount --bind "$1" "$extcap"; mount -t tmpfs none /run; mkdir -p "$3"; mount --bind "$2" "$3"
+mkdir -p "/run/waystamp/${4##*/}"; mount --bind "$4" "/run/waystamp/${4##*/}"; shift 4; exec tshark "$@"`
+		cmd := exec.CommandContext(soon(t), "unshare", append([]string{"-m", "sh", "-c", mount, "sh", folder, runDir, lab.DefaultRunDir, filepath.Join(runDir, prefix, "agents", node)}, args...)...)
 		cmd.Env = append(os.Environ(), "WAYSTAMP="+program, "LC_ALL=C.UTF-8", "HOME="+folder)
 		var said bytes.Buffer
 		cmd.Stderr = &said
@@ -454,14 +456,23 @@ mount --bind "$1" "$extcap"; mount -t tmpfs none /run; mkdir -p "$3"; mount --bi
 		}
 		return string(out)
 	}
-	name := "waystamp-lab-" + prefix
-	if out := shark("-D"); !strings.Contains(out, name+" (Refused packets of waystamp lab "+prefix+")") {
-		t.Errorf("tshark has no %s among\n%s", name, out)
-	}
-	out := shark("-i", name, "-c", "1", "-T", "fields", "-e", "ipv6.dst", "-e", "frame.comment")
-	for _, want := range append(comment, "fc00:0:0:200::") {
-		if !strings.Contains(out, want) {
-			t.Errorf("tshark captured %q, want %q", out, want)
+	list := shark("-D")
+	for name, c := range map[string]struct {
+		shown   string
+		comment []string
+	}{
+		"waystamp-lab-" + prefix: {"Refused packets of waystamp lab " + prefix, []string{reason, sentence}},
+		"waystamp-agent-" + node: {"Refused packets of waystamp agent " + node, []string{reason}},
+		"waystamp":               {"Refused packets of all waystamp agents", []string{reason}},
+	} {
+		if !strings.Contains(list, name+" ("+c.shown+")") {
+			t.Errorf("tshark has no %s among\n%s", name, list)
+		}
+		out := shark("-i", name, "-c", "1", "-T", "fields", "-e", "ipv6.dst", "-e", "frame.comment")
+		for _, want := range append(c.comment, "fc00:0:0:200::") {
+			if !strings.Contains(out, want) {
+				t.Errorf("tshark captured %q at %s, want %q", out, name, want)
+			}
 		}
 	}
 }
