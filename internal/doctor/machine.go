@@ -63,7 +63,7 @@ func (m Machine) place() []Finding {
 func (m Machine) node() []Finding {
 	tcx, err := dataplane.HasTCX()
 	return slices.Concat([]Finding{m.address()}, planCapabilities(*m.Plan), Interfaces(m.Net, *m.Plan), m.tools(), m.settings(), routes(m.Net, *m.Plan),
-		vias(m.Net, *m.Plan), queueing(m.Net, *m.Plan, tcx, err), m.costs(), m.others(), m.unplanned())
+		vias(m.Net, *m.Plan), queueing(m.Net, *m.Plan, tcx, err), m.costs(), m.others(), m.unplanned(), tagsUnderXDP(m.Net, *m.Plan))
 }
 
 // Start asks what an agent that starts here needs outside of its plan: the error is why it cannot, and warnings are

@@ -3,9 +3,11 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
@@ -66,6 +68,47 @@ func unplanned(net neighbourhood, n plan.Node, guarded func(host.Link) (bool, er
 	if len(out) == 0 {
 		c.about = ""
 		out = append(out, c.yes("the kernel forwards packets from no interface that is in no plan"))
+	}
+	return out
+}
+
+// tagsUnderXDP: a device that takes VLAN tags off frames does so before XDP, where programs would take the frames of a VLAN for the
+// interface's own. VLANs that are in the plan leave the interface below them to TC.
+func tagsUnderXDP(net neighbourhood, n plan.Node) (out []Finding) {
+	links, err := net.Links()
+	if err != nil {
+		return []Finding{check{"xdp-vlan", "", Warning}.unknown(err)}
+	}
+	planned := map[string]bool{}
+	for _, u := range usedBy(n) {
+		planned[u.name] = true
+	}
+	for _, i := range n.Interfaces {
+		at := slices.IndexFunc(links, func(l host.Link) bool { return l.Name == i.Name })
+		if at < 0 || i.Datapath != model.DatapathXDP && (i.Datapath != model.DatapathAuto || links[at].Kind != "device") {
+			continue
+		}
+		var above []string
+		ours := false
+		for _, l := range links {
+			if l.VLAN.ID != 0 && l.VLAN.Parent == links[at].Index {
+				above = append(above, l.Name)
+				ours = ours || planned[l.Name]
+			}
+		}
+		if len(above) == 0 || ours {
+			continue
+		}
+		c := check{"xdp-vlan", i.Name, Warning}
+		switch on, err := net.FeatureOn(i.Name, "rx-vlan-hw-parse"); {
+		case err != nil:
+			out = append(out, c.unknown(err))
+		case on:
+			out = append(out, c.no(fmt.Sprintf("XDP takes frames for %s for those of %s", strings.Join(above, ", "), i.Name), fmt.Sprintf("ethtool -K %s rxvlan off, or datapath: tc", i.Name),
+				"interface %s takes VLAN tags off frames before XDP sees them, and %s is on top of it", i.Name, strings.Join(above, ", ")))
+		default:
+			out = append(out, c.yes("interface %s leaves VLAN tags on frames", i.Name))
+		}
 	}
 	return out
 }

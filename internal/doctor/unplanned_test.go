@@ -114,3 +114,37 @@ func TestInterfacesInNoPlanAreFound(t *testing.T) {
 		t.Errorf("behind a packet filter: %+v", f)
 	}
 }
+
+// A device that takes tags off frames, below VLANs that are in no plan.
+func TestTagsThatXDPWouldNotSee(t *testing.T) {
+	eth0 := host.Link{Name: "eth0", Index: 2, Kind: "device"}
+	vlan := func(name string, parent int) host.Link {
+		return host.Link{Name: name, Index: 20, Kind: "vlan", VLAN: host.VLAN{Parent: parent, ID: 7}}
+	}
+	const parses, says = "rx-vlan-hw-parse", "interface eth0 takes VLAN tags off frames before XDP sees them, and eth0.7 is on top of it, so that XDP takes frames for eth0.7 for those of eth0: ethtool -K eth0 rxvlan off, or datapath: tc"
+	for name, c := range map[string]struct {
+		datapath model.Datapath
+		links    []host.Link
+		on       string
+		planned  string
+		findings int
+		want     string
+	}{
+		"parses":             {model.DatapathAuto, []host.Link{eth0, vlan("eth0.7", 2)}, parses, "", 1, says},
+		"parses, as ordered": {model.DatapathXDP, []host.Link{eth0, vlan("eth0.7", 2)}, parses, "", 1, says},
+		"leaves tags":        {model.DatapathAuto, []host.Link{eth0, vlan("eth0.7", 2)}, "", "", 1, ""},
+		"at TC":              {model.DatapathTC, []host.Link{eth0, vlan("eth0.7", 2)}, parses, "", 0, ""},
+		"of the plan":        {model.DatapathAuto, []host.Link{eth0, vlan("eth0.7", 2)}, parses, "eth0.7", 0, ""},
+		"another's":          {model.DatapathAuto, []host.Link{eth0, vlan("eth1.7", 3)}, parses, "", 0, ""},
+		"not there":          {model.DatapathAuto, nil, parses, "", 0, ""},
+	} {
+		n := plan.Node{Interfaces: []model.Interface{{Name: "eth0", Role: model.RoleCore, Datapath: c.datapath}}}
+		if c.planned != "" {
+			n.Interfaces = append(n.Interfaces, model.Interface{Name: c.planned, Role: model.RoleCore, Datapath: model.DatapathTC})
+		}
+		found := tagsUnderXDP(street{below{sysctls{}, c.links, c.on, nil}, false}, n)
+		if got := strings.Join(Wrong(found), "\n"); len(found) != c.findings || got != c.want {
+			t.Errorf("%s: %d findings, %q; want %d, %q", name, len(found), got, c.findings, c.want)
+		}
+	}
+}

@@ -7,6 +7,7 @@ package e2e
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -161,6 +162,68 @@ func TestStockReorderingWithinTheWindowLosesNothing(t *testing.T) {
 		d.once()
 		// And none was refused, anywhere, as is checked at the end.
 	})
+}
+
+// A link in the middle of a chain loses packets both ways, super-packets as a whole among them. TCP sends the bytes again, and
+// each packet is stamped anew, so that none is taken for a replay.
+func TestStockLossUnderTCP(t *testing.T) {
+	w := build(t, string(examples.IPv4), proven(model.SchemeKeyed))
+	// gone is how many packets of a link's direction netem has dropped, each super-packet as one.
+	gone := func(from, to string) uint64 {
+		t.Helper()
+		var all []struct {
+			Kind  string `json:"kind"`
+			Drops uint64 `json:"drops"`
+		}
+		must(t, json.Unmarshal([]byte(w.shell(from, "tc", "-j", "-s", "qdisc", "show", "dev", from+"-"+to)), &all))
+		for _, q := range all {
+			if q.Kind == "netem" {
+				return q.Drops
+			}
+		}
+		t.Fatalf("there is no netem at %s-%s: %+v", from, to, all)
+		return 0
+	}
+	w.impair("r2", "r3", "loss", "1%")
+	w.impair("r3", "r2", "loss", "1%")
+	for _, v := range []struct {
+		chain string
+		ipv4  bool
+	}{{"web6", false}, {"web4", true}} {
+		w.ipv4 = v.ipv4
+		p := w.path(v.chain, model.Forward)
+		before, err := w.frames(p)
+		must(t, err)
+		was := gone("r2", "r3")
+		s := w.stream("h1", "h2")
+		for gone("r2", "r3") < was+5 {
+			s.more(2_000_000)
+		}
+		s.finish()
+		packets := gone("r2", "r3") - was
+		var sent, came uint64
+		eventually(t, func() error {
+			now, err := w.frames(p)
+			if err != nil {
+				return err
+			}
+			last := len(now) - 1
+			sent, came = now[0].Frames-before[0].Frames, now[last].Frames-before[last].Frames
+			// What is before the link has all, and what is behind it the rest.
+			if at := now[1].Frames - before[1].Frames; at != sent {
+				return fmt.Errorf("the headend has stamped %d frames, and r2 %d", sent, at)
+			}
+			if at := now[2].Frames - before[2].Frames; at != came {
+				return fmt.Errorf("r3 has stamped %d frames, and the egress has verified %d", at, came)
+			}
+			return nil
+		})
+		if s.resent == 0 || sent-came < packets {
+			t.Errorf("%s: TCP has sent %d segments again; netem dropped %d packets, and of %d frames %d came", v.chain, s.resent, packets, sent, came)
+		}
+		t.Logf("%s: netem dropped %d packets, which were %d of %d frames; TCP sent %d segments again", v.chain, packets, sent-came, sent, s.resent)
+	}
+	// None was refused, anywhere, as is checked at the end.
 }
 
 // tag is a VLAN tag, in the words of ip-link(8).

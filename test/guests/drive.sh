@@ -237,7 +237,29 @@ if step controller "the controller"; then
 	does a install.md "Start a node" 4
 	must a "systemctl is-active waystamp-controller && waystamp get nodes && grep -q . /srv/a.token"
 	[ "$(must a 'ps -o user:32= -p $(systemctl show -P MainPID waystamp-controller)')" = waystamp-controller ] || fail "the controller is somebody else's"
+	# The nodes get their plans from it, as install.md says; what they had from files goes before. One line, on the node:
+	joins='set -e
+systemctl stop waystamp-agent@$node
+pins=$(ls -d /run/waystamp-bpf/$node 2>/dev/null || true)
+waystamp agent --detach --yes --instance $node ${pins:+--pin-dir /run/waystamp-bpf}
+rm /etc/waystamp/$node.json
+[ $node = a ] || ip route replace fd00::1/128 via fd00:1::a
+echo $token | install -m 0600 /dev/stdin /etc/waystamp/$node.token
+[ ! -e /etc/systemd/system/waystamp-agent@$node.service.d ] || chown waystamp /etc/waystamp/$node.token
+echo "WAYSTAMP_SOURCE=\"--controller [fd00::1]:7443 --join @/etc/waystamp/$node.token\"" >/etc/waystamp/$node.conf
+systemctl start --no-block waystamp-agent@$node'
+	join() {
+		local token
+		token=$(must a "waystamp node token $1")
+		must $1 "node=$1 token=$token; $(tr -s '\n\t' '; ' <<<"$joins")" >/dev/null
+	}
+	each join a b c
+	must a "waystamp apply -f /usr/share/doc/waystamp/examples/minimal.yaml --wait" | tail -n 3
+	for n in a b c; do until_true 120 on $n "systemctl is-active waystamp-agent@$n && waystamp status --instance $n"; done
+	must a "waystamp get nodes"
+	download
 	must a "systemctl stop waystamp-controller"
+	download # without it
 fi
 
 if step removal "removal says what stays, and a purge waits for it"; then

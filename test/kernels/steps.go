@@ -77,7 +77,7 @@ func allSteps() []step {
 		}},
 		{name: "proxies", pkg: "test/e2e", run: []string{"TestTCPThroughAFunctionLosesNoStamp$/^(" + strings.Join(functionWays, "|") + ")$"}},
 		// What the kernel of make test lacks: bonds, VLANs, SCTP, netem; its own routers of labels, and FRR's.
-		{name: "links", pkg: "test/e2e", run: []string{"TestStockChain", "TestStockDuplicates", "TestStockReordering", "TestStockSCTP"}},
+		{name: "links", pkg: "test/e2e", run: []string{"TestStockChain", "TestStockDuplicates", "TestStockLoss", "TestStockReordering", "TestStockSCTP"}},
 		{name: "mpls", pkg: "test/e2e", run: []string{"TestStockFRR", "TestStockLabels", "TestStockRouters"}, more: frr},
 		{name: "xdp", pkg: "test/e2e", run: []string{"TestXDP"}},
 		{name: "xdp-programs", pkg: "internal/dataplane", run: []string{"TestXDP", "TestFunctionBehindDevicesWithXDPIsPassedByXDP$"}},
