@@ -29,6 +29,11 @@ func TestNextHopsOfFunctionsAreAsked(t *testing.T) {
 	if f := vias(m.Net, n); len(f) != 1 || f[0].Verdict != Yes || f[0].About != "nat" {
 		t.Errorf("of a next hop that is there: %+v", f)
 	}
+	must(t, m.Net.AddAddress("nat", netip.MustParsePrefix("fe80::1/64")), b.AddAddress("in", netip.MustParsePrefix("fe80::2/64")), m.Net.WaitUp(t.Context(), "nat"), b.WaitUp(t.Context(), "in"))
+	n.Proxies[1].Via = netip.MustParseAddr("fe80::2")
+	if f := vias(m.Net, n); len(f) != 1 || f[0].Verdict != Yes {
+		t.Errorf("of a link-local one: %+v", f)
+	}
 	n.Proxies[1].Via = netip.MustParseAddr("198.51.100.9") // nobody's
 	want := "nobody answers for 198.51.100.9 on interface nat, the next hop to function nat, so that no packet of a chain gets to the function: start the function"
 	if s := strings.Join(Wrong(vias(m.Net, n)), "\n"); !strings.HasPrefix(s, want) {
