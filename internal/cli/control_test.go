@@ -356,6 +356,11 @@ func TestAnAgentHasOneSourceOfPlans(t *testing.T) {
 		"agent --detach --controller [::1]:7":               "--detach needs no controller",
 		"agent --controller [::1]:7 --state-dir %":          "has not joined yet",
 		"agent --controller [::1]:7 --join x --state-dir %": "it is not a token",
+		"agent --owner root":                                "--owner goes with --move-pins",
+		"agent --move-pins /x --detach":                     "--detach and --move-pins exclude each other",
+		"agent --move-pins /x --plan y":                     "--move-pins takes no --plan",
+		"agent --move-pins /x --owner no-such-user":         "--owner: user: unknown user no-such-user",
+		"agent --move-pins /x --instance no-such-instance":  "no-such-instance",
 	} {
 		var out, errs bytes.Buffer
 		code := command.Run(t.Context(), NewRootCommand(), strings.Fields(strings.ReplaceAll(args, "%", t.TempDir())), strings.NewReader(""), &out, &errs)

@@ -96,18 +96,31 @@ func removeAborted(pinDir, instance string) error {
 	return err
 }
 
-// pinAgain pins all objects below a directory a second time, below another one that exists.
+// pinAgain pins all objects below a directory a second time, below another one that exists and is this process's alone. The
+// directory that it is in may be the other owner's, who could put another in its place: it is opened, and is the other's as the
+// last thing of all.
 func pinAgain(from, to string, uid, gid int) (pinned int, err error) {
+	dir, err := os.OpenFile(to, unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return 0, err
+	}
+	if int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
+		return 0, fmt.Errorf("%s was changed meanwhile", to)
+	}
+	held := fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
 	err = filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		at := to + strings.TrimPrefix(path, from)
+		at := held + strings.TrimPrefix(path, from)
 		switch {
 		case path == from:
-			if err := os.Chmod(at, 0o700); err != nil {
-				return err
-			}
+			return nil
 		case e.IsDir():
 			if err := os.Mkdir(at, 0o700); err != nil {
 				return err
@@ -127,5 +140,8 @@ func pinAgain(from, to string, uid, gid int) (pinned int, err error) {
 		}
 		return os.Lchown(at, uid, gid)
 	})
+	if err == nil {
+		err = dir.Chown(uid, gid)
+	}
 	return pinned, err
 }
