@@ -21,6 +21,8 @@ type pageRow struct {
 	date                    string // of the run, YYYY-MM-DD
 	version                 string // of the kernel's package
 	reasons                 []string
+	inRow                   int       // runs that have passed, one after the other, up to this one
+	run                     time.Time // that has entered it; zero: it was read
 }
 
 // page is the table of docs/reference/kernels.md.
@@ -34,11 +36,11 @@ const pageHead = `<!-- Written by go run ./test/kernels -page docs/reference/ker
 # Kernels
 
 The steps of ` + "`make test-kernels`" + ` on Debian's kernels, in qemu without KVM. A row is what its step came to when it last ran as a whole; steps
-run by themselves too (` + "`make test-kernels KERNEL=6.1 STEP=host`" + `), so rows may have different dates. Each CPU is emulated: the seconds say nothing of
-the speed of waystamp. Every change is also held against the programs' loads and their packets on 6.1, 6.12 and the newest kernel (` + "`make check-kernels`" + `).
+run by themselves too (` + "`make test-kernels KERNEL=6.1 STEP=host`" + `), so rows may have different dates. *In a row* counts the runs that passed since one failed.
+Each CPU is emulated: the seconds say nothing of the speed of waystamp. Every change is also held against the programs' loads and their packets on 6.1, 6.12 and the newest kernel (` + "`make check-kernels`" + `).
 
-| kernel | package | step | passed | failed | skipped | seconds | date |
-|---|---|---|---:|---:|---:|---:|---|
+| kernel | package | step | passed | failed | skipped | seconds | date | in a row |
+|---|---|---|---:|---:|---:|---:|---|---:|
 `
 
 // readPage reads a page of before; none if there is no file, or no name.
@@ -75,29 +77,37 @@ func readPage(file string) (page, error) {
 			continue
 		}
 		f := strings.Split(strings.Trim(line, "| "), " | ")
-		if len(f) != 8 || f[0] == "kernel" {
+		if len(f) != 9 || f[0] == "kernel" {
 			continue
 		}
 		row := pageRow{version: f[1], date: f[7]}
-		if _, err := fmt.Sscan(strings.Join(f[3:7], " "), &row.passed, &row.failed, &row.skipped, &row.seconds); err != nil {
-			return nil, fmt.Errorf("%s:%d: expect a row of kernel, package, step, three counts, seconds and a date, got %q", file, n, line)
+		if _, err := fmt.Sscan(strings.Join(append(f[3:7:7], f[8]), " "), &row.passed, &row.failed, &row.skipped, &row.seconds, &row.inRow); err != nil {
+			return nil, fmt.Errorf("%s:%d: expect a row of kernel, package, step, three counts, seconds, a date and how many passed in a row, got %q", file, n, line)
 		}
 		p[pageKey{f[0], f[2]}] = row
 	}
 	return p, nil
 }
 
-// add enters what the steps of a run came to.
+// add enters what the steps of a run came to, that began at a time. It may be called again for the same run.
 func (p page) add(kernel, version string, at time.Time, r *report) page {
 	for _, c := range r.came {
-		row := pageRow{passed: c.passed, failed: c.failed, skipped: c.skipped, seconds: c.seconds, date: at.UTC().Format(time.DateOnly), version: version}
+		k := pageKey{kernel, c.step}
+		row := pageRow{passed: c.passed, failed: c.failed, skipped: c.skipped, seconds: c.seconds, date: at.UTC().Format(time.DateOnly), version: version, run: at}
+		switch before := p[k]; {
+		case c.failed > 0 || c.passed == 0:
+		case before.run.Equal(at):
+			row.inRow = before.inRow
+		default:
+			row.inRow = before.inRow + 1
+		}
 		i := slices.IndexFunc(r.steps, func(s step) bool { return s.name == c.step })
 		for _, s := range r.skips {
 			if s.kernel == kernel && s.pkg == r.steps[i].pkg && r.steps[i].has(s.test) {
 				row.reasons = append(row.reasons, s.test+": "+s.reason)
 			}
 		}
-		p[pageKey{kernel, c.step}] = row
+		p[k] = row
 	}
 	if n := len(r.problem); n > 0 {
 		p[pageKey{kernel, machineRow}] = pageRow{failed: n, date: at.UTC().Format(time.DateOnly), version: version}
@@ -118,7 +128,7 @@ func (p page) write(file string) error {
 		return cmp.Or(slices.Compare(numbersOf(a.kernel), numbersOf(b.kernel)), cmp.Compare(a.kernel, b.kernel), cmp.Compare(order[a.step], order[b.step]), cmp.Compare(a.step, b.step))
 	}) {
 		row := p[k]
-		fmt.Fprintf(&w, "| %s | %s | %s | %d | %d | %d | %.0f | %s |\n", k.kernel, row.version, k.step, row.passed, row.failed, row.skipped, row.seconds, row.date)
+		fmt.Fprintf(&w, "| %s | %s | %s | %d | %d | %d | %.0f | %s | %d |\n", k.kernel, row.version, k.step, row.passed, row.failed, row.skipped, row.seconds, row.date, row.inRow)
 		for _, r := range row.reasons {
 			fmt.Fprintf(&why, "- %s %s: %s\n", k.kernel, k.step, r)
 		}

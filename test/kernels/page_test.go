@@ -16,7 +16,7 @@ func TestPageIsReadAsWritten(t *testing.T) {
 		t.Fatalf("a page that does not exist: %v, %v", p, err)
 	}
 	want := page{
-		{"6.1", "host"}:  {passed: 3, seconds: 12, date: "2026-11-01", version: "6.1.1-1"},
+		{"6.1", "host"}:  {passed: 3, seconds: 12, inRow: 2, date: "2026-11-01", version: "6.1.1-1"},
 		{"6.12", "host"}: {passed: 2, failed: 1, skipped: 2, seconds: 7, date: "2026-11-02", version: "6.12.1-1", reasons: []string{"TestX: wants Linux 6.13", "TestY: wants: that"}},
 		{"6.1", "e2e"}:   {passed: 1, seconds: 600, date: "2026-11-01", version: "6.1.1-1"},
 	}
@@ -45,7 +45,7 @@ func TestPageIsReadAsWritten(t *testing.T) {
 	}
 	for what, text := range map[string]string{
 		"is no page":      "# Mine\n",
-		"expect a row of": pageHead + "| 6.1 | 6.1.1-1 | host | many | 0 | 0 | 1 | 2026-11-01 |\n",
+		"expect a row of": pageHead + "| 6.1 | 6.1.1-1 | host | many | 0 | 0 | 1 | 2026-11-01 | 1 |\n",
 		"is in no row":    pageHead + "\n- 6.1 host: TestX: y\n",
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -60,11 +60,12 @@ func TestPageIsReadAsWritten(t *testing.T) {
 func TestPageShowsWhatStepsCameTo(t *testing.T) {
 	said := "@step a\n--- PASS: TestX (0.10s)\n--- FAIL: TestZ (0.10s)\n@end 1 1.5\n@step b\nhello\n@end 0 2\n"
 	_, _, r := judge(t, said, "6.1 internal/a TestY wants Linux 6.6\n6.1 internal/a TestV of another step")
-	before := page{{"6.1", "a"}: {passed: 9}, {"6.12", "a"}: {passed: 9}, {"6.1", machineRow}: {failed: 1}}
-	got := before.add("6.1", "6.1.9-1", time.Date(2026, 11, 27, 1, 2, 3, 0, time.UTC), r)
+	before := page{{"6.1", "a"}: {passed: 9, inRow: 9}, {"6.1", "b"}: {passed: 9, inRow: 9}, {"6.12", "a"}: {passed: 9}, {"6.1", machineRow}: {failed: 1}}
+	began := time.Date(2026, 11, 27, 1, 2, 3, 0, time.UTC)
+	got := before.add("6.1", "6.1.9-1", began, r).add("6.1", "6.1.9-1", began, r)
 	want := page{
-		{"6.1", "a"}:  {passed: 1, failed: 1, skipped: 1, seconds: 1.5, date: "2026-11-27", version: "6.1.9-1", reasons: []string{"TestY: wants Linux 6.6"}},
-		{"6.1", "b"}:  {passed: 1, seconds: 2, date: "2026-11-27", version: "6.1.9-1"},
+		{"6.1", "a"}:  {passed: 1, failed: 1, skipped: 1, seconds: 1.5, date: "2026-11-27", version: "6.1.9-1", reasons: []string{"TestY: wants Linux 6.6"}, run: began},
+		{"6.1", "b"}:  {passed: 1, seconds: 2, date: "2026-11-27", version: "6.1.9-1", inRow: 10, run: began},
 		{"6.12", "a"}: {passed: 9},
 	}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(pageRow{}, pageKey{})); d != "" {
