@@ -212,6 +212,8 @@ type agent struct {
 	noSIDs       bool // no SID is announced, and none is to be
 	noNeighbours bool // none are kept, and the plan has no labels
 
+	clockWrong bool // beside the controller's, as last looked at
+
 	refused uint64   // the revision of the plan that was refused last; 0: none since one is in force
 	told    *InForce // by Report
 }

@@ -23,7 +23,9 @@ func (a *agent) lookAtForwarding() {
 	a.warn(warnDown, doctor.Wrong(doctor.Down(a.net, *a.plan)))
 	if a.cfg.ClockOff != nil {
 		if off, known := a.cfg.ClockOff(); known {
-			a.warn(warnClock, doctor.Wrong([]doctor.Finding{doctor.ControllerClock(off)}))
+			f := doctor.ControllerClock(off, a.clockWrong)
+			a.clockWrong = f.Verdict == doctor.No
+			a.warn(warnClock, doctor.Wrong([]doctor.Finding{f}))
 		}
 	}
 }

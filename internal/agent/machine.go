@@ -110,7 +110,7 @@ func thisMachine(ctx context.Context, cfg Config) (machine, error) {
 		net:    kernelNet{n},
 		filter: kernelFilter{n},
 		places: newKernelStreams(n, cfg.Instance, cfg.RunDir, cfg.Log),
-		check:  doctor.Machine{RunDir: cfg.RunDir, StateDir: cfg.StateDir, PinDir: cmp.Or(cfg.PinDir, dataplane.DefaultPinDir)}.Start,
+		check:  doctor.Machine{Instance: cfg.Instance, RunDir: cfg.RunDir, StateDir: cfg.StateDir, PinDir: cmp.Or(cfg.PinDir, dataplane.DefaultPinDir)}.Start,
 		open: func() (dataPath, error) {
 			d := cfg.dataplane(n)
 			d.Building = cfg.building(ctx)

@@ -46,8 +46,8 @@ type Status struct {
 	Error string `json:"error,omitempty"`
 	// Problems are the parts of the plan that are not in force.
 	Problems []string `json:"problems,omitempty"`
-	// Warnings are settings of the node that block packets of the plan, and, for an
-	// hour, the removal of pins.
+	// Warnings are settings of the node that block packets of the plan, a clock that is far from the controller's, and,
+	// for an hour, the removal of pins.
 	Warnings   []string    `json:"warnings,omitempty"`
 	Interfaces []Interface `json:"interfaces"`
 	// Paths are the node's roles in the paths of the plan in force.

@@ -299,13 +299,17 @@ func (o *agentOptions) runMovePins(out io.Writer, cfg agent.Config) error {
 	uid, gid := os.Geteuid(), os.Getegid()
 	if o.owner != "" {
 		u, err := user.Lookup(o.owner)
-		if _, number := strconv.ParseUint(o.owner, 10, 31); number == nil {
-			u, err = user.LookupId(o.owner)
+		_, bad := strconv.ParseUint(o.owner, 10, 31)
+		switch {
+		case err == nil:
+		case bad == nil: // of a user that no file has, too
+			if u, err = user.LookupId(o.owner); err != nil {
+				u, err = &user.User{Uid: o.owner, Gid: o.owner}, nil
+			}
+		default:
+			return fmt.Errorf("--owner: %w", err)
 		}
-		if err == nil {
-			uid, err = strconv.Atoi(u.Uid)
-		}
-		if err == nil {
+		if uid, err = strconv.Atoi(u.Uid); err == nil {
 			gid, err = strconv.Atoi(u.Gid)
 		}
 		if err != nil {

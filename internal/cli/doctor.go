@@ -74,7 +74,7 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 	if err := agent.CheckInstance(o.instance); err != nil {
 		return command.Usagef("--instance: %q %w", o.instance, err)
 	}
-	m := doctor.Machine{RunDir: o.runDir, StateDir: o.stateDir, PinDir: o.pinDir}
+	m := doctor.Machine{Instance: o.instance, RunDir: o.runDir, StateDir: o.stateDir, PinDir: o.pinDir}
 	if m.RunDir == "" {
 		m.RunDir = filepath.Join(defaultRunDir, o.instance)
 	}

@@ -30,6 +30,9 @@ func Detach(cfg Config) (Removed, error) {
 		cfg.PinDir = DefaultPinDir
 	}
 	dir := instanceDir(cfg.PinDir, cfg.Instance)
+	if err := removeAborted(cfg.PinDir, cfg.Instance); err != nil {
+		return Removed{}, err
+	}
 	lock, err := lockInstance(dir, false)
 	if err != nil {
 		return Removed{}, err
@@ -84,7 +87,7 @@ func Detach(cfg Config) (Removed, error) {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, removeAborted(cfg.PinDir, cfg.Instance), removeTree(dir))
+	errs = append(errs, removeTree(dir))
 	return r, errors.Join(errs...)
 }
 

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,6 +38,7 @@ func TestPinsMoveToAnotherDirectoryAndOwner(t *testing.T) {
 	})
 	b := newBed(t)
 	from := b.dir()
+	b.must(os.Mkdir(to, 0o700))
 	d := b.open()
 	n := bedNode()
 	n.Interfaces[1].Datapath = model.DatapathXDP
@@ -57,6 +59,17 @@ func TestPinsMoveToAnotherDirectoryAndOwner(t *testing.T) {
 		}
 	}
 
+	if _, err := MovePins(b.cfg, to, nobody, nobody); err == nil || !strings.Contains(err.Error(), "belongs to user 0, and an agent of user 65534 could pin nothing there") {
+		t.Errorf("to a directory of somebody else: %v", err)
+	}
+	b.must(os.Chown(to, nobody, nobody))
+	link := filepath.Join(from, "links", "stray")
+	b.must(os.Symlink("/etc/passwd", link))
+	if _, err := MovePins(b.cfg, to, nobody, nobody); err == nil || !strings.Contains(err.Error(), "links/stray is no pin") {
+		t.Errorf("with a symbolic link among the pins: %v", err)
+	}
+	b.must(os.Remove(link))
+	same("after what was refused at first")
 	stop := errors.New("stop here")
 	failing := b.cfg
 	failing.before = func(step, _ string) error {
@@ -78,12 +91,47 @@ func TestPinsMoveToAnotherDirectoryAndOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	same("beside what one has left that was killed")
+	for _, mode := range []os.FileMode{0o755, 0o700} {
+		given := filepath.Join(to, "given")
+		b.must(errors.Join(os.Mkdir(given, 0o700), os.Chmod(given, mode)))
+		if mode == 0o700 {
+			b.must(os.Chown(given, nobody, nobody))
+		}
+		if _, err := pinAgain(from, given, nobody, nobody); err == nil || !strings.Contains(err.Error(), "was changed meanwhile") {
+			t.Errorf("into a directory that others can write to, mode %s: %v", mode, err)
+		}
+		b.must(os.Remove(given))
+	}
 
-	moved, err := MovePins(b.cfg, to, nobody, nobody)
+	// The first one is killed when the pins have their name, and those of before are there still.
+	b.must(os.Mkdir(filepath.Join(to, "renamed"), 0o700))
+	moved, err := pinAgain(from, filepath.Join(to, "renamed"), nobody, nobody)
+	b.must(errors.Join(err, os.Rename(filepath.Join(to, "renamed"), filepath.Join(to, b.cfg.Instance))))
+	finished, err := MovePins(b.cfg, to, nobody, nobody)
+	b.must(err)
+	if finished != moved {
+		t.Errorf("%d pins were moved, and then %d", moved, finished)
+	}
+	b.cfg.PinDir = to
+	same("finished")
+	b.must(os.Mkdir(filepath.Join(bpfRoot, b.cfg.Instance+"-back"), 0o700))
+	back := filepath.Join(bpfRoot, b.cfg.Instance+"-back")
+	t.Cleanup(func() {
+		if err := os.Remove(back); err != nil {
+			t.Error(err)
+		}
+	})
+	if n, err := MovePins(b.cfg, back, 0, 0); err != nil || n != moved {
+		t.Fatalf("back to root: %d pins, %v", n, err)
+	}
+	b.cfg.PinDir = back
+	same("back with root")
+
+	moved, err = MovePins(b.cfg, to, nobody, nobody)
 	b.must(err)
 	b.cfg.PinDir = to
 	same("moved")
-	if left := append(namesIn(t, from), namesIn(t, to)...); len(left) != 1 || left[0] != b.cfg.Instance {
+	if left := slices.Concat(namesIn(t, from), namesIn(t, back), namesIn(t, to)); len(left) != 1 || left[0] != b.cfg.Instance {
 		t.Errorf("there are %q, want %s alone", left, b.cfg.Instance)
 	}
 	files := 0
@@ -120,6 +168,9 @@ func TestPinsMoveToAnotherDirectoryAndOwner(t *testing.T) {
 		"where they are":   {b.cfg, to, nil, "are in " + to + " already"},
 		"of no instance":   {Config{PinDir: to, Instance: "nobodys"}, bpfRoot, ErrNotThere, "nothing is there"},
 		"off the bpf file": {b.cfg, t.TempDir(), nil, "is not on a bpf filesystem"},
+		"not there":        {b.cfg, filepath.Join(to, "x"), nil, "does not exist: make it for that user"},
+		"among them":       {b.cfg, filepath.Join(b.dir(), "links"), nil, "is among the pins that are to move there"},
+		"relative":         {b.cfg, "x", nil, "is not an absolute path"},
 	} {
 		if _, err := MovePins(c.cfg, c.to, 0, 0); err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v; want %q", name, err, c.says)

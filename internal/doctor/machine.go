@@ -24,6 +24,7 @@ type Machine struct {
 	Plan     *plan.Node // nil: no plan is compared, and there need be no network
 	Net      *host.Net
 	NoNet    error // why there is none
+	Instance string
 	RunDir   string
 	StateDir string
 	PinDir   string
@@ -56,7 +57,7 @@ func (m Machine) Look() Report {
 
 // place is what an agent finds outside of the network.
 func (m Machine) place() []Finding {
-	return []Finding{pins(m.PinDir), directory("state-dir", m.StateDir, true), directory("run-dir", m.RunDir, false), openFiles(), clock()}
+	return []Finding{pins(m.PinDir, m.Instance), directory("state-dir", m.StateDir, true), directory("run-dir", m.RunDir, false), openFiles(), clock()}
 }
 
 // node compares the network with the plan.
@@ -72,7 +73,7 @@ func (m Machine) Start() (warnings []string, err error) {
 	if err := Needs(); err != nil {
 		return nil, err
 	}
-	for _, f := range []Finding{kernelVersion(), pins(m.PinDir), directory("state-dir", m.StateDir, true), directory("run-dir", m.RunDir, false), openFiles()} {
+	for _, f := range []Finding{kernelVersion(), pins(m.PinDir, m.Instance), directory("state-dir", m.StateDir, true), directory("run-dir", m.RunDir, false), openFiles()} {
 		switch {
 		case f.Verdict == Yes || f.Verdict == No && f.fix != nil:
 		case f.Verdict == No && f.Weight == Fatal:
@@ -115,7 +116,7 @@ type capability struct {
 
 // capabilities are those of this process, which every agent needs.
 func capabilities() []Finding {
-	return held(Fatal, []capability{
+	return held(Fatal, "run as root, or give the agent's unit AmbientCapabilities=%s", []capability{
 		{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, "programs cannot be attached, nor routes set"},
 		{"CAP_BPF", unix.CAP_BPF, "programs cannot be loaded"},
 		{"CAP_PERFMON", unix.CAP_PERFMON, "programs cannot be loaded"},
@@ -139,11 +140,11 @@ func planCapabilities(n plan.Node) []Finding {
 		}
 		slices.SortFunc(want[1:], func(a, b capability) int { return strings.Compare(a.name, b.name) })
 	}
-	return held(Warning, want)
+	return held(Warning, "run as root, which has %s, and without the package's unprivileged.conf", want)
 }
 
 // held tells which capabilities this process has.
-func held(w Weight, want []capability) (out []Finding) {
+func held(w Weight, mend string, want []capability) (out []Finding) {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	err := unix.Capget(&hdr, &data[0])
@@ -157,7 +158,7 @@ func held(w Weight, want []capability) (out []Finding) {
 		case has(want.number) || inAdmin && has(unix.CAP_SYS_ADMIN):
 			out = append(out, c.yes("this process has %s", want.name))
 		default:
-			out = append(out, c.no(want.effect, fmt.Sprintf("run as root, or give the agent's unit AmbientCapabilities=%s", want.name), "this process lacks %s", want.name))
+			out = append(out, c.no(want.effect, fmt.Sprintf(mend, want.name), "this process lacks %s", want.name))
 		}
 	}
 	return out
@@ -253,7 +254,8 @@ func jit(settings fs.FS) []Finding {
 // bpfRoot is where the bpf file system is.
 const bpfRoot = "/sys/fs/bpf"
 
-func pins(dir string) Finding {
+// pins looks at the directory of all instances, or where it would be made; an instance's own in it may be another user's.
+func pins(dir, instance string) Finding {
 	c := check{"bpf-fs", dir, Fatal}
 	var st unix.Statfs_t
 	if rel, err := filepath.Rel(bpfRoot, dir); err == nil && filepath.IsLocal(rel) {
@@ -283,20 +285,34 @@ func pins(dir string) Finding {
 		}
 		return f
 	}
-	if err := unix.Access(at, unix.W_OK); err != nil {
+	own := filepath.Join(dir, instance)
+	if _, err := os.Stat(own); instance != "" && err == nil {
+		at = own
+	}
+	if err := writable(at); err != nil {
 		return c.no("nothing can be pinned", "run as root, or choose a bpf file system of that user with --pin-dir", "user %d cannot write to %s", os.Geteuid(), at)
 	}
 	return c.yes("%s is on a bpf file system, and can be written", dir)
 }
 
-// directory tries a directory, or where it would be made.
+// writable: this process, as who it acts now, can make files in a directory.
+func writable(dir string) error {
+	return unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+}
+
+// directory tries a directory, or where it would be made. An agent needs one that lasts for its headends, for what its egresses have
+// seen, and to keep what it has of a controller.
 func directory(name, dir string, lasts bool) Finding {
 	c := check{name, dir, Fatal}
+	effect := "the agent cannot start"
+	if lasts {
+		c.weight, effect = Warning, "packet numbers and replay windows cannot be saved, headends refuse packets, and no controller can be followed"
+	}
 	at := dir
 	for {
 		st, err := os.Stat(at)
 		if err == nil && !st.IsDir() {
-			return c.no("the agent cannot start", "choose another one with --"+name, "%s is not a directory", at)
+			return c.no(effect, "choose another one with --"+name, "%s is not a directory", at)
 		}
 		if err == nil {
 			break
@@ -306,8 +322,8 @@ func directory(name, dir string, lasts bool) Finding {
 		}
 		at = filepath.Dir(at)
 	}
-	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
-		return c.no("the agent cannot start", "run as root, or choose another one with --"+name, "user %d cannot write to %s", os.Geteuid(), at)
+	if err := writable(at); err != nil {
+		return c.no(effect, "run as root, or choose another one with --"+name, "user %d cannot write to %s", os.Geteuid(), at)
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(at, &st); err != nil {
@@ -315,7 +331,7 @@ func directory(name, dir string, lasts bool) Finding {
 	}
 	c.weight = Warning
 	if lasts && st.Type == unix.TMPFS_MAGIC {
-		return c.no("headends may reuse packet numbers after a reboot", "choose another one with --"+name, "%s does not survive a reboot", dir)
+		return c.no("headends may reuse packet numbers after a reboot", "choose another one with --"+name+", or give its chains new secrets after each reboot", "%s does not survive a reboot", dir)
 	}
 	if room := st.Bavail * uint64(st.Bsize); lasts && room < stateRoom {
 		return c.no("packet numbers and replay windows may not be saved", "make room", "%s has %d MiB left, of %d that may be needed", at, room>>20, stateRoom>>20)
@@ -375,22 +391,29 @@ func clock() Finding {
 }
 
 // clockOffMost is how far this machine's clock may be from its controller's: certificates are valid from a time on, and
-// times of events are compared.
-const clockOffMost = time.Minute
+// times of events are compared. One that is wrong is right again when it is nearer by clockOffBack.
+const (
+	clockOffMost = time.Minute
+	clockOffBack = 5 * time.Second
+)
 
-// ControllerClock judges how much this machine's clock is ahead of its controller's.
-func ControllerClock(off time.Duration) Finding {
+// ControllerClock judges how much this machine's clock is ahead of its controller's; wrong: as the last time. It has no figure,
+// which would be another one each time.
+func ControllerClock(off time.Duration, wrong bool) Finding {
 	c := check{"controller-clock", "", Warning}
-	off = off.Round(time.Second)
-	if off.Abs() <= clockOffMost {
-		return c.yes("the clock is within %s of the controller's", clockOffMost)
+	most := clockOffMost
+	if wrong {
+		most -= clockOffBack
+	}
+	if off.Abs() <= most {
+		return c.yes("the clock is no minute off the controller's")
 	}
 	where := "ahead of"
 	if off < 0 {
 		where = "behind"
 	}
 	return c.no("certificates may be refused, and times of events on several nodes cannot be compared", "run an NTP client on both machines",
-		"this machine's clock is %s %s the controller's", off.Abs(), where)
+		"this machine's clock is more than a minute %s the controller's", where)
 }
 
 // address: a plan for another node does harm here.

@@ -40,7 +40,7 @@ func TestWithoutRightsTheKernelIsNotBlamed(t *testing.T) {
 		t.Errorf("for a function of kind stream: %+v", lacks)
 	}
 	for _, f := range lacks {
-		if f.Verdict != No || !strings.HasPrefix(f.Mend, "run as root, or give the agent's unit AmbientCapabilities=CAP_") {
+		if f.Verdict != No || !strings.HasPrefix(f.Mend, "run as root, which has CAP_") {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -50,7 +50,7 @@ func TestWithoutRightsTheKernelIsNotBlamed(t *testing.T) {
 	if lacks := planCapabilities(plan.Node{Proxies: []plan.Proxy{{Function: "fw"}}}); len(lacks) != 0 {
 		t.Errorf("for one of kind unaware: %+v", lacks)
 	}
-	if f := pins("/sys/fs/bpf"); f.Verdict == No && !strings.HasPrefix(f.Mend, "run as root") && strings.Contains(f.Says, "cannot write") {
+	if f := pins("/sys/fs/bpf", ""); f.Verdict == No && !strings.HasPrefix(f.Mend, "run as root") && strings.Contains(f.Says, "cannot write") {
 		t.Errorf("%+v; want to be told to run as root", f)
 	}
 	if f := directory("run-dir", "/sys/x", false); f.Verdict != No || !strings.HasPrefix(f.Mend, "run as root") {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -17,6 +18,7 @@ type neighbourhood interface {
 	Links() ([]host.Link, error)
 	// FiltersForwarded tells whether a packet filter looks at forwarded packets.
 	FiltersForwarded() (bool, error)
+	XDPFeatures(name string) (host.XDPFeatures, error)
 }
 
 // ourMark begins the alias of interfaces that agents make, of all instances.
@@ -37,10 +39,14 @@ func unplanned(net neighbourhood, n plan.Node, guarded func(host.Link) (bool, er
 	for _, l := range links {
 		kinds[l.Index] = l.Kind
 	}
+	filtered := sync.OnceValue(func() bool {
+		yes, err := net.FiltersForwarded()
+		return yes && err == nil
+	})
 	for _, l := range links {
 		// What belongs to a bridge or bond sends its packets up to that; a VRF routes them itself.
 		below := l.Master != 0 && kinds[l.Master] != "vrf"
-		if planned[l.Name] || !l.Up || below || l.Kind == "vrf" || l.Frame == "loopback" || strings.HasPrefix(l.Alias, ourMark) {
+		if planned[l.Name] || !l.Up || below || l.Kind == "vrf" || l.Kind == "dummy" || l.Frame == "loopback" || strings.HasPrefix(l.Alias, ourMark) {
 			continue
 		}
 		c.about = l.Name
@@ -55,10 +61,13 @@ func unplanned(net neighbourhood, n plan.Node, guarded func(host.Link) (bool, er
 		case err != nil:
 			out = append(out, c.unknown(fmt.Errorf("interface %s, which is in no plan: %w", l.Name, err)))
 		case len(by) > 0:
-			f := c.no("packets that arrive on it take no chain, and are not refused if they are for a SID",
-				fmt.Sprintf("write it into the domain's file as an edge interface of %s, or keep the kernel from forwarding what arrives on it (%s)", n.Name, strings.Join(withoutForwarding(l.Name, by), "; ")),
+			mend := fmt.Sprintf("keep the kernel from forwarding what arrives on it (%s)", strings.Join(withoutForwarding(l.Name, by), "; "))
+			if l.Frame == "ether" {
+				mend = fmt.Sprintf("write it into the domain's file as an edge interface of %s, or %s", n.Name, mend)
+			}
+			f := c.no("packets that arrive on it take no chain, and are not refused if they are for a SID", mend,
 				"interface %s is up and in no plan, and the kernel forwards %s from it", l.Name, strings.Join(by, " and "))
-			if filtered, err := net.FiltersForwarded(); err == nil && filtered {
+			if filtered() {
 				f.Verdict = Unknown
 				f.Says += ", unless a rule at hook forward drops it"
 			}
@@ -88,10 +97,14 @@ func tagsUnderXDP(net neighbourhood, n plan.Node) (out []Finding) {
 		if at < 0 || i.Datapath != model.DatapathXDP && (i.Datapath != model.DatapathAuto || links[at].Kind != "device") {
 			continue
 		}
+		// TC does all the work where the driver has no XDP; a kernel that cannot tell leaves it open.
+		if f, err := net.XDPFeatures(i.Name); err == nil && !f.Native && i.Datapath == model.DatapathAuto {
+			continue
+		}
 		var above []string
 		ours := false
 		for _, l := range links {
-			if l.VLAN.ID != 0 && l.VLAN.Parent == links[at].Index {
+			if l.VLAN.ID != 0 && l.VLAN.Parent == links[at].Index && l.PeerNamespace == 0 { // the parent is in this namespace
 				above = append(above, l.Name)
 				ours = ours || planned[l.Name]
 			}

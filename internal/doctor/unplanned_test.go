@@ -18,6 +18,10 @@ type street struct {
 	filtered bool
 }
 
+func (s street) XDPFeatures(name string) (host.XDPFeatures, error) {
+	return host.XDPFeatures{Native: name == "eth0"}, nil
+}
+
 func (s street) Links() ([]host.Link, error)     { return s.links, s.err }
 func (s street) FiltersForwarded() (bool, error) { return s.filtered, nil }
 func (s street) Sysctl(key string) (string, error) {
@@ -61,7 +65,8 @@ func TestInterfacesInNoPlanThatForward(t *testing.T) {
 		"down":                {street{below{six, mgmt(func(l *host.Link) { l.Up = false }), "", nil}, false}, false, nil, Yes, ""},
 		"in a bridge":         {street{below{six, mgmt(func(l *host.Link) { l.Master = 8 }), "", nil}, false}, false, nil, Yes, ""},
 		"in a VRF":            {street{below{six, mgmt(func(l *host.Link) { l.Master = 9 }), "", nil}, false}, false, nil, No, says},
-		"a tunnel":            {street{below{six, mgmt(func(l *host.Link) { l.Frame = "none" }), "", nil}, false}, false, nil, No, says},
+		"a tunnel":            {street{below{six, mgmt(func(l *host.Link) { l.Frame = "none" }), "", nil}, false}, false, nil, No, says + ", so that packets that arrive on it take no chain, and are not refused if they are for a SID: keep the kernel from forwarding"},
+		"nothing arrives":     {street{below{six, mgmt(func(l *host.Link) { l.Kind = "dummy" }), "", nil}, false}, false, nil, Yes, ""},
 		"an agent's":          {street{below{six, mgmt(func(l *host.Link) { l.Alias = "waystamp r2" }), "", nil}, false}, false, nil, Yes, ""},
 		"of another instance": {street{below{six, plain, "", nil}, false}, false, errGuarded, Yes, ""},
 		"without rights":      {street{below{six, plain, "", nil}, false}, false, fs.ErrPermission, Unknown, "interface mgmt, which is in no plan: permission denied"},
@@ -117,7 +122,8 @@ func TestInterfacesInNoPlanAreFound(t *testing.T) {
 
 // A device that takes tags off frames, below VLANs that are in no plan.
 func TestTagsThatXDPWouldNotSee(t *testing.T) {
-	eth0 := host.Link{Name: "eth0", Index: 2, Kind: "device"}
+	eth0, eth1 := host.Link{Name: "eth0", Index: 2, Kind: "device"}, host.Link{Name: "eth0", Index: 2, Kind: "veth"}
+	elsewhere := func(l host.Link) host.Link { l.PeerNamespace = 1; return l }
 	vlan := func(name string, parent int) host.Link {
 		return host.Link{Name: name, Index: 20, Kind: "vlan", VLAN: host.VLAN{Parent: parent, ID: 7}}
 	}
@@ -137,6 +143,8 @@ func TestTagsThatXDPWouldNotSee(t *testing.T) {
 		"of the plan":        {model.DatapathAuto, []host.Link{eth0, vlan("eth0.7", 2)}, parses, "eth0.7", 0, ""},
 		"another's":          {model.DatapathAuto, []host.Link{eth0, vlan("eth1.7", 3)}, parses, "", 0, ""},
 		"not there":          {model.DatapathAuto, nil, parses, "", 0, ""},
+		"no hardware":        {model.DatapathAuto, []host.Link{eth1, vlan("eth0.7", 2)}, parses, "", 0, ""},
+		"of another place":   {model.DatapathAuto, []host.Link{eth0, elsewhere(vlan("eth0.7", 2))}, parses, "", 0, ""},
 	} {
 		n := plan.Node{Interfaces: []model.Interface{{Name: "eth0", Role: model.RoleCore, Datapath: c.datapath}}}
 		if c.planned != "" {

@@ -259,8 +259,10 @@ func (n *Net) Resolves(ctx context.Context, w Neighbour) (bool, error) {
 			}
 			continue
 		}
-		if err := sub.wait(ctx); err != nil {
+		if err := sub.wait(ctx); ctx.Err() != nil {
 			return false, nil
+		} else if err != nil {
+			return fail(err)
 		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
 	"strings"
 	"time"
@@ -39,17 +41,36 @@ func (n *Net) LoadRuleset(ctx context.Context, ruleset string) error {
 	return fmt.Errorf("nft says: %s", text)
 }
 
-// FiltersForwarded tells whether the packet filter of the namespace looks at packets that the kernel forwards: there is a
-// chain at hook forward, by nft or iptables.
+// FiltersForwarded tells whether the packet filter of the namespace looks at packets that the kernel forwards: nftables has a
+// chain at hook forward for packets of IP, or there are tables of iptables' own (iptables-legacy).
 func (n *Net) FiltersForwarded() (bool, error) {
+	legacy := false
+	for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
+		err := n.ns.Do(func() error {
+			b, err := os.ReadFile("/proc/thread-self/net/" + file)
+			legacy = legacy || len(b) > 0
+			return err
+		})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, fmt.Errorf("look for the tables of iptables in %s: %w", n.ns, err)
+		}
+	}
+	if legacy {
+		return true, nil
+	}
 	if err := RequireNft(); err != nil {
 		return false, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	said, err := Command(ctx, n.ns, "nft", "list", "chains").CombinedOutput()
-	if err != nil {
-		return false, fmt.Errorf("nft list chains: %w: %s", err, strings.TrimSpace(string(said)))
+	for _, family := range []string{"inet", "ip", "ip6"} {
+		said, err := Command(ctx, n.ns, "nft", "list", "chains", family).CombinedOutput()
+		if err != nil {
+			return false, fmt.Errorf("nft list chains %s: %w: %s", family, err, strings.TrimSpace(string(said)))
+		}
+		if strings.Contains(string(said), "hook forward") {
+			return true, nil
+		}
 	}
-	return strings.Contains(string(said), "hook forward"), nil
+	return false, nil
 }

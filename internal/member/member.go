@@ -487,18 +487,30 @@ type dated struct {
 }
 
 func (d dated) RoundTrip(r *http.Request) (*http.Response, error) {
+	asked := d.m.cfg.Now()
 	answer, err := d.RoundTripper.RoundTrip(r)
 	if err == nil {
-		if at, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
-			off := int64(d.m.cfg.Now().Sub(at))
+		if from, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
+			off := int64(clockOff(asked, d.m.cfg.Now(), from))
 			d.m.clockOff.Store(&off)
 		}
 	}
 	return answer, err
 }
 
-// ClockOff is how much this machine's clock is ahead of the controller's, as of the last answer; it is off by up to a second and the time that the
-// answer took.
+// clockOff is how much a clock must be ahead, at the least, that read these times before a request and behind its answer, where the
+// answer was written in the second from a time on.
+func clockOff(asked, answered, from time.Time) time.Duration {
+	switch to := from.Add(time.Second); {
+	case asked.After(to):
+		return asked.Sub(to)
+	case answered.Before(from):
+		return answered.Sub(from)
+	}
+	return 0
+}
+
+// ClockOff is how much this machine's clock is ahead of the controller's at the least, as of the last answer.
 func (m *Member) ClockOff() (off time.Duration, known bool) {
 	if at := m.clockOff.Load(); at != nil {
 		return time.Duration(*at), true

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
@@ -197,8 +198,8 @@ func TestAgentsNeedNoRoot(t *testing.T) {
 	}
 }
 
-// A data path that an agent of root has made is taken over by one without root: while its pins move, packets go on, and the
-// guard stands.
+// A data path that an agent of root has made is taken over by one without root: while its pins move, the same programs stay
+// where they are, and packets go on.
 func TestPinsOfRootMoveToAnAgentWithout(t *testing.T) {
 	t.Parallel()
 	u := buildUnprivileged(t, star)
@@ -215,22 +216,35 @@ func TestPinsOfRootMoveToAnAgentWithout(t *testing.T) {
 		must(t, u.ns(node).Do(p.cmd.Start))
 		return p
 	}
+	tcx, err := dataplane.HasTCX()
+	must(t, err)
 	attached := func() (programs []string) {
-		for _, n := range u.nodes() {
-			links, err := u.net(n).Links()
-			must(t, err)
-			for _, l := range links {
-				var ids []ebpf.ProgramID
-				must(t, u.ns(n).Do(func() error {
-					q, err := link.QueryPrograms(link.QueryOptions{Target: l.Index, Attach: ebpf.AttachTCXIngress})
-					if err == nil {
-						for _, p := range q.Programs {
-							ids = append(ids, p.ID)
+		for _, n := range u.plan.Nodes {
+			for _, i := range n.Interfaces {
+				l, err := u.net(n.Name).Link(i.Name)
+				must(t, err)
+				var ids []uint32
+				must(t, u.ns(n.Name).Do(func() error {
+					if !tcx {
+						filters, err := u.net(n.Name).Filters(l.Index, false)
+						for _, f := range filters {
+							ids = append(ids, f.Program)
 						}
+						return err
+					}
+					q, err := link.QueryPrograms(link.QueryOptions{Target: l.Index, Attach: ebpf.AttachTCXIngress})
+					if err != nil {
+						return err
+					}
+					for _, p := range q.Programs {
+						ids = append(ids, uint32(p.ID))
 					}
 					return nil
 				}))
-				programs = append(programs, fmt.Sprint(n, l.Name, ids))
+				if len(ids) == 0 {
+					t.Errorf("no program is at %s of %s", i.Name, n.Name)
+				}
+				programs = append(programs, fmt.Sprint(n.Name, i.Name, ids))
 			}
 		}
 		return programs

@@ -209,8 +209,18 @@ if step downgrade "a downgrade under load loses nothing"; then
 fi
 
 if step rootless "the agent without root"; then
+	runs_as() {
+		local who
+		who=$(must b 'ps -o user= -p $(systemctl show -P MainPID waystamp-agent@b)')
+		[ "$who" = "$1" ] || fail "it runs as $who, not as $1"
+		must b "[ -d $2/b ] && [ ! -e $3/b ]" || fail "the pins are not in $2 alone"
+	}
 	under_load does b install.md "Without root" 1
-	[ "$(must b 'ps -o user= -p $(systemctl show -P MainPID waystamp-agent@b)')" = waystamp ] || fail "it runs as $(on b 'ps -o user= -p $(systemctl show -P MainPID waystamp-agent@b)')"
+	runs_as waystamp /run/waystamp-bpf /sys/fs/bpf/waystamp
+	under_load does b install.md "Without root" 2
+	runs_as root /sys/fs/bpf/waystamp /run/waystamp-bpf
+	does b install.md "Without root" 1
+	runs_as waystamp /run/waystamp-bpf /sys/fs/bpf/waystamp
 	download
 fi
 

@@ -71,11 +71,13 @@ if [ -n "${FROM:-}" ]; then
 	before=$work/before
 	git rev-parse -q --verify "$FROM^{commit}" >/dev/null || fail "FROM is $FROM, which is no commit that is here"
 	say "building $FROM"
-	git clone -q --no-checkout . "$before" && git -C "$before" checkout -q --detach "$(git rev-parse "$FROM^{commit}")"
+	git clone -q --no-checkout . "$before"
+	git -C "$before" checkout -q --detach "$(git rev-parse "$FROM^{commit}")"
 	make -s -C "$before" build >/dev/null || fail "$FROM does not build"
 fi
 say "making two versions of the package"
-first=$(made 1.0 $before) second=$(made 1.1 .)
+first=$(made 1.0 $before)
+second=$(made 1.1 .)
 
 began=$SECONDS
 root=$work/root
@@ -116,7 +118,7 @@ cp -r $work/plans/nodes $root/srv/nodes
 # The next plan of the same domain: core interfaces have XDP.
 sed 's/role: core}/role: core, datapath: xdp}/' examples/minimal.yaml >$work/xdp.yaml
 grep -q 'datapath: xdp' $work/xdp.yaml || fail "examples/minimal.yaml has no core interface that could have XDP"
-bin/waystamp plan -f $work/xdp.yaml --out $work/plans >/dev/null
+$before/bin/waystamp plan -f $work/xdp.yaml --out $work/plans >/dev/null
 cp -r $work/plans/nodes $root/srv/nodes-xdp
 cat >$root/etc/systemd/system/guest.service <<'UNIT'
 [Unit]

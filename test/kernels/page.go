@@ -77,8 +77,11 @@ func readPage(file string) (page, error) {
 			continue
 		}
 		f := strings.Split(strings.Trim(line, "| "), " | ")
-		if len(f) != 9 || f[0] == "kernel" {
+		if !strings.HasPrefix(line, "| ") || f[0] == "kernel" {
 			continue
+		}
+		if len(f) != 9 {
+			return nil, fmt.Errorf("%s:%d: expect a row of nine columns, got %q", file, n, line)
 		}
 		row := pageRow{version: f[1], date: f[7]}
 		if _, err := fmt.Sscan(strings.Join(append(f[3:7:7], f[8]), " "), &row.passed, &row.failed, &row.skipped, &row.seconds, &row.inRow); err != nil {
@@ -95,8 +98,8 @@ func (p page) add(kernel, version string, at time.Time, r *report) page {
 		k := pageKey{kernel, c.step}
 		row := pageRow{passed: c.passed, failed: c.failed, skipped: c.skipped, seconds: c.seconds, date: at.UTC().Format(time.DateOnly), version: version, run: at}
 		switch before := p[k]; {
-		case c.failed > 0 || c.passed == 0:
-		case before.run.Equal(at):
+		case c.failed > 0:
+		case before.run.Equal(at) || c.passed == 0: // entered already, or all was skipped
 			row.inRow = before.inRow
 		default:
 			row.inRow = before.inRow + 1

@@ -46,6 +46,7 @@ func TestPageIsReadAsWritten(t *testing.T) {
 	for what, text := range map[string]string{
 		"is no page":      "# Mine\n",
 		"expect a row of": pageHead + "| 6.1 | 6.1.1-1 | host | many | 0 | 0 | 1 | 2026-11-01 | 1 |\n",
+		"of nine columns": pageHead + "| 6.1 | 6.1.1-1 | host | 1 | 0 | 0 | 1 | 2026-11-01 |\n",
 		"is in no row":    pageHead + "\n- 6.1 host: TestX: y\n",
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
