@@ -30,10 +30,10 @@ func Detach(cfg Config) (Removed, error) {
 		cfg.PinDir = DefaultPinDir
 	}
 	dir := instanceDir(cfg.PinDir, cfg.Instance)
-	if err := removeAborted(cfg.PinDir, cfg.Instance); err != nil {
-		return Removed{}, err
-	}
 	lock, err := lockInstance(dir, false)
+	if errors.Is(err, ErrNotThere) {
+		err = errors.Join(err, removeAborted(cfg.PinDir, cfg.Instance))
+	}
 	if err != nil {
 		return Removed{}, err
 	}
@@ -87,7 +87,7 @@ func Detach(cfg Config) (Removed, error) {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, removeTree(dir))
+	errs = append(errs, removeTree(dir), removeAborted(cfg.PinDir, cfg.Instance))
 	return r, errors.Join(errs...)
 }
 

@@ -140,7 +140,7 @@ const movingMark = "+moving-"
 // removeAborted removes what moves to a directory have left that were killed: such pins hold links and maps.
 func removeAborted(pinDir, instance string) error {
 	all, err := os.ReadDir(pinDir)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // then there is no instance, or its own directory is all that is this user's
 		return nil
 	}
 	for _, e := range all {

@@ -297,6 +297,10 @@ func TestASignalEndsAPlanInTheMidstOfIt(t *testing.T) {
 	}{{"reading", false, unix.SIGINT}, {"computing", true, unix.SIGINT}, {"computing", true, unix.SIGTERM}, {"computing", true, unix.SIGHUP}} {
 		t.Run(fmt.Sprint(c.name, " ", c.ask), func(t *testing.T) {
 			p := prepared(soon(t), t, []string{"plan", "-f", "-"})
+			// Under nohup the tests ignore SIGHUP, and what they start would, too.
+			env, err := exec.LookPath("env")
+			must(t, err)
+			p.cmd.Path, p.cmd.Args = env, slices.Concat([]string{"env", "--default-signal=HUP", program}, p.cmd.Args[1:])
 			in, err := p.cmd.StdinPipe()
 			must(t, err)
 			must(t, p.cmd.Start())
