@@ -212,6 +212,9 @@ if step downgrade "a downgrade under load loses nothing"; then
 	under_load must b apt-get install -y --allow-downgrades --no-install-recommends /srv/first.deb | tail -n 3
 	[ "$(must b "dpkg-query -Wf '\${Version}\\n' waystamp")" = 1.0 ] || fail "b has another version"
 	download
+	# What follows is of this version.
+	must b apt-get install -y --no-install-recommends /srv/second.deb >/dev/null
+	download
 fi
 
 if step rootless "the agent without root"; then
