@@ -269,7 +269,7 @@ echo "WAYSTAMP_SOURCE=\"--controller [fd00::1]:7443 --join @/etc/waystamp/$node.
 systemctl start --no-block waystamp-agent@$node'
 	join() {
 		local token
-		token=$(must a "waystamp node token $1")
+		token=$(must a "waystamp node token $1 2>/dev/null")
 		must $1 "node=$1 token=$token; $(tr -s '\n\t' '; ' <<<"$joins")" >/dev/null
 	}
 	each join a b c
