@@ -32,7 +32,9 @@ func Detach(cfg Config) (Removed, error) {
 	dir := instanceDir(cfg.PinDir, cfg.Instance)
 	lock, err := lockInstance(dir, false)
 	if errors.Is(err, ErrNotThere) {
-		err = errors.Join(err, removeAborted(cfg.PinDir, cfg.Instance))
+		if left := removeAborted(cfg.PinDir, cfg.Instance); left != nil {
+			return Removed{}, left // callers take ErrNotThere for a success
+		}
 	}
 	if err != nil {
 		return Removed{}, err

@@ -112,16 +112,16 @@ func mayPin(to, from string, uid int) error {
 	if !onto {
 		return fmt.Errorf("pin directory %s is not on a bpf filesystem", to)
 	}
-	real := [2]string{}
+	resolved := [2]string{}
 	for i, path := range []string{from, to} {
-		if real[i], err = filepath.EvalSymlinks(path); err != nil {
+		if resolved[i], err = filepath.EvalSymlinks(path); err != nil {
 			return err
 		}
 	}
-	if filepath.Dir(real[0]) == real[1] {
+	if filepath.Dir(resolved[0]) == resolved[1] {
 		return fmt.Errorf("the pins of instance %s are in %s already", filepath.Base(from), to)
 	}
-	if rel, err := filepath.Rel(real[0], real[1]); err == nil && filepath.IsLocal(rel) {
+	if rel, err := filepath.Rel(resolved[0], resolved[1]); err == nil && filepath.IsLocal(rel) {
 		return fmt.Errorf("%s is among the pins that are to move there", to)
 	}
 	return nil
@@ -169,8 +169,8 @@ func openTree(path string) (pinTree, error) {
 	return pinTree{f, st.Uid}, nil
 }
 
-// path leads to an open file or directory, whatever its name is by now.
-func path(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+// pathOf leads to an open file or directory, whatever its name is by now.
+func pathOf(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // walk calls f for all directories below and pins, of which none may be a link or another user's. Below has the names that lead
 // there, and entry is open (O_PATH).
@@ -206,7 +206,7 @@ func (t pinTree) enter(below, name string, f func(string, bool, *os.File) error)
 	if err := f(below, kind == unix.S_IFDIR, entry); err != nil || kind == unix.S_IFREG {
 		return err
 	}
-	in, err := os.OpenFile(path(entry), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	in, err := os.OpenFile(pathOf(entry), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
@@ -231,14 +231,14 @@ func pinAgain(from, to string, uid, gid int) (pinned int, err error) {
 		return 0, errors.Join(fmt.Errorf("%s was changed meanwhile", to), err)
 	}
 	err = there.walk("", func(below string, isDir bool, entry *os.File) error {
-		at := filepath.Join(path(dir.File), below)
+		at := filepath.Join(pathOf(dir.File), below)
 		if isDir {
 			if err := os.Mkdir(at, 0o700); err != nil {
 				return err
 			}
 			return os.Lchown(at, uid, gid)
 		}
-		fd, err := pinCall(bpfObjGet, path(entry), 0)
+		fd, err := pinCall(bpfObjGet, pathOf(entry), 0)
 		if err != nil {
 			return &fs.PathError{Op: "open pin", Path: below, Err: err}
 		}
@@ -268,7 +268,7 @@ func samePins(a, b string) (same bool, pins int, err error) {
 			if isDir {
 				return nil
 			}
-			fd, err := pinCall(bpfObjGet, path(entry), 0)
+			fd, err := pinCall(bpfObjGet, pathOf(entry), 0)
 			if err != nil {
 				return &fs.PathError{Op: "open pin", Path: below, Err: err}
 			}

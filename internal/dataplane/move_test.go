@@ -176,6 +176,21 @@ func TestPinsMoveToAnotherDirectoryAndOwner(t *testing.T) {
 			t.Errorf("%s: %v; want %q", name, err, c.says)
 		}
 	}
+	// What a killed move to somewhere else has left goes with a detachment there, though the instance is not there.
+	left := filepath.Join(back, b.cfg.Instance+movingMark+"2")
+	b.must(os.Mkdir(left, 0o700))
+	if _, err := pinAgain(b.dir(), left, 0, 0); err == nil {
+		elsewhere := b.cfg
+		elsewhere.PinDir = back
+		if _, err := b.detach(elsewhere); !errors.Is(err, ErrNotThere) {
+			t.Errorf("detach where only that is left: %v", err)
+		}
+	} else {
+		t.Error(err)
+	}
+	if names := namesIn(t, back); len(names) > 0 {
+		t.Errorf("there are still %q", names)
+	}
 	b.must(os.MkdirAll(from, 0o700))
 	if _, err := MovePins(b.cfg, DefaultPinDir, 0, 0); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("to where others are: %v", err)
