@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 )
 
 // hinted is an error with a next command to try.
@@ -99,6 +101,9 @@ func TestVersion(t *testing.T) {
 		code := Run(t.Context(), NewRoot(""), strings.Fields(args), strings.NewReader(""), &stdout, &stderr)
 		if code != ExitDone || !strings.HasPrefix(stdout.String(), want) || stderr.Len() > 0 {
 			t.Errorf("%s: code %d, %q, %q; want 0 and %q…", args, code, stdout.String(), stderr.String(), want)
+		}
+		if programs := strings.Count(stdout.String(), "ws_"); args != "--version" && programs != len(object.All)+len(object.Alone) {
+			t.Errorf("%s names %d programs; want all", args, programs)
 		}
 	}
 }

@@ -98,6 +98,22 @@ var (
 	verifierStack = regexp.MustCompile(`(?m)^stack depth ((max )?\d+.*)$`)
 )
 
+// sameTag says whether the kernel knows a program by one of the tags that waystamp version prints.
+func sameTag(o object.Object, loaded *ebpf.Program) error {
+	want, err := o.Tag()
+	if err != nil || want == nil {
+		return err
+	}
+	info, err := loaded.Info()
+	if err != nil {
+		return err
+	}
+	if info.Tag != want.SHA256 && info.Tag != want.SHA1 {
+		return fmt.Errorf("the kernel's tag of %s is %s; waystamp version prints %s and, of older kernels, %s", o.Program, info.Tag, want.SHA256, want.SHA1)
+	}
+	return nil
+}
+
 func verified(o object.Object, cfg abi.Config, flags uint32) (s verifierSaid, err error) {
 	spec, err := o.Load()
 	if err != nil {
@@ -130,6 +146,9 @@ func verified(o object.Object, cfg abi.Config, flags uint32) (s verifierSaid, er
 		return s, err
 	}
 	defer coll.Close()
+	if err := sameTag(o, coll.Programs[o.Program]); err != nil {
+		return s, err
+	}
 	log := coll.Programs[o.Program].VerifierLog
 	m := verifierLine.FindStringSubmatch(log)
 	if m == nil {

@@ -202,9 +202,14 @@ if step upgrade "an upgrade under load loses nothing"; then
 			must $n "systemctl is-active waystamp-agent@$n" >/dev/null
 		done
 	}
-	must b "waystamp version; bpftool -j prog show | tr '{' '\n' | sed -n 's/.*\"name\":\"\(ws_core_tc\)\".*\"tag\":\"\([0-9a-f]*\)\".*/\1 \2/p'"
+	loaded() { # the tag of b's program of the core
+		must b "bpftool -j prog show | tr '{' '\n' | sed -n 's/.*\"name\":\"ws_core_tc\".*\"tag\":\"\([0-9a-f]*\)\".*/\1/p' | sort -u"
+	}
+	was=$(loaded)
 	under_load upgrade
-	must b "waystamp version; bpftool -j prog show | tr '{' '\n' | sed -n 's/.*\"name\":\"\(ws_core_tc\)\".*\"tag\":\"\([0-9a-f]*\)\".*/\1 \2/p'"
+	now=$(loaded)
+	echo "tag of ws_core_tc on b: $was before, $now now"
+	must b "waystamp version" | grep -q "^ws_core_tc .*$now" || fail "b: waystamp version does not name the tag $now of the program that is loaded"
 	[ "$(must b "dpkg-query -Wf '\${Version}\\n' waystamp")" = 1.1 ] || fail "b has another version"
 fi
 

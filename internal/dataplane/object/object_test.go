@@ -71,3 +71,21 @@ func TestEachObjectHasTheMapsOfAll(t *testing.T) {
 		}
 	}
 }
+
+// Only what reads structures of netfilter's is relocated. Whether tags are the kernel's own,
+// TestVerifierHasRoom asks the kernel.
+func TestProgramsHaveTags(t *testing.T) {
+	var relocated []string
+	for _, o := range slices.Concat(All, Alone) {
+		tag, err := o.Tag()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tag == nil {
+			relocated = append(relocated, o.Program)
+		}
+	}
+	if diff := cmp.Diff([]string{BypassTC, MPLSBypassTC}, relocated); diff != "" {
+		t.Errorf("programs without a tag (-want +have):\n%s", diff)
+	}
+}
