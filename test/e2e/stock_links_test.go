@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
@@ -93,6 +94,46 @@ func TestStockChainOverABond(t *testing.T) {
 	w.download("h1", "h2", piece)
 	if n := since().frames(); n < piece/1500 {
 		t.Errorf("%d frames were stamped and verified; want %d or more", n, piece/1500)
+	}
+}
+
+// XDP on an interface leaves the frames of a VLAN on top of it, which is not in the plan, to the kernel, and takes the chain's.
+func TestStockXDPLeavesVLANsAlone(t *testing.T) {
+	w := buildOnXDP(t, model.SchemeKeyed)
+	v := tag{7, "802.1Q"}
+	for node, lower := range map[string]string{"r2": "r2-r3", "r3": "r3-r2"} {
+		w.addVLAN(node, lower, v)
+	}
+	far := netip.MustParsePrefix("fc00:99::3/64")
+	must(t, w.net("r2").AddAddress("r2-r3.7", netip.MustParsePrefix("fc00:99::2/64")))
+	must(t, w.net("r3").AddAddress("r3-r2.7", far))
+	for node, name := range map[string]string{"r2": "r2-r3.7", "r3": "r3-r2.7"} {
+		must(t, w.net(node).WaitUp(soon(t), name))
+	}
+	w.reaches("h1", "h2")
+	tagged, err := w.net("r3").Received("r3-r2.7")
+	must(t, err)
+	ran, since := w.runs("r3", "ws_core_xdp"), w.counting(w.path("web", model.Forward))
+	const n = 50
+	r, err := lab.Ping(soon(t), w.ns("r2"), far.Addr(), lab.PingConfig{Count: n, Interval: time.Millisecond, Timeout: settleTime})
+	must(t, err)
+	if r.Received != n {
+		t.Errorf("%d of %d echo requests in the VLAN were answered", r.Received, n)
+	}
+	if got, err := w.net("r3").Received("r3-r2.7"); err != nil || got-tagged < n {
+		t.Errorf("%d frames came by the VLAN, %v; want %d or more", got-tagged, err, n)
+	}
+	if got := ran(); got < n {
+		t.Errorf("XDP ran %d times for %d frames of the VLAN", got, n)
+	}
+	if got := since().frames(); got != 0 {
+		t.Errorf("the chain has counted %d frames, all of them of the VLAN", got)
+	}
+	if got := w.ping("h1", "h2", lab.PingConfig{Count: n, Interval: time.Millisecond, Timeout: settleTime}); got != n {
+		t.Errorf("%d of %d echo requests were answered through the chain", got, n)
+	}
+	if got := since().frames(); got != n {
+		t.Errorf("the chain has counted %d frames, want %d", got, n)
 	}
 }
 

@@ -11,14 +11,12 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/examples"
-	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/manifest"
 	"github.com/waystamp/waystamp/internal/model"
@@ -255,49 +253,6 @@ func (w *world) tagLink(a, b string, tags ...tag) {
 		ends = append(ends, movedEnd{end[0], end[1], lower})
 	}
 	w.moveLink(ends...)
-}
-
-// movedEnd is a node's end of a link: the interface that has its addresses and routes, and the one that gets them.
-type movedEnd struct{ node, from, to string }
-
-// moveLink moves the addresses and routes of both ends of a link to other interfaces.
-func (w *world) moveLink(ends ...movedEnd) {
-	w.t.Helper()
-	for _, e := range ends {
-		for _, a := range w.addressesOf(e.node, e.from) {
-			must(w.t, w.net(e.node).AddAddress(e.to, a))
-		}
-	}
-	for _, e := range ends {
-		n := w.net(e.node)
-		must(w.t, n.WaitUp(soon(w.t), e.to))
-		routes, err := n.Routes(host.ProtocolStatic)
-		must(w.t, err)
-		for _, r := range routes {
-			if r.Device != e.from || !r.Via.IsValid() {
-				continue
-			}
-			must(w.t, n.DeleteRoute(r))
-			r.Device = e.to
-			must(w.t, n.AddRoute(r))
-		}
-		for _, a := range w.addressesOf(e.node, e.from) {
-			must(w.t, n.DeleteAddress(e.from, a))
-		}
-	}
-}
-
-// addressesOf are an interface's, of IPv6.
-func (w *world) addressesOf(node, device string) (out []netip.Prefix) {
-	w.t.Helper()
-	for line := range strings.Lines(w.shell(node, "ip", "-6", "-o", "address", "show", "dev", device)) {
-		f := strings.Fields(line) // INDEX: NAME inet6 PREFIX scope ...
-		if len(f) < 4 || f[2] != "inet6" {
-			w.t.Fatalf("ip says %q", line)
-		}
-		out = append(out, netip.MustParsePrefix(f[3]))
-	}
-	return out
 }
 
 // addVLAN makes the interface LOWER.ID on top of an interface.

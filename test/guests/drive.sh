@@ -192,6 +192,33 @@ if step left-out "nothing passes where a node was left out"; then
 	download
 fi
 
+if step change "fresh secrets under load, as change-a-chain.md says"; then
+	cp /usr/share/doc/waystamp/examples/minimal.yaml /srv/domain.yaml
+	does a change-a-chain.md "Give chains fresh secrets" 1
+	# carry FOLDER: its plans are in force on their nodes, each of which shows the digest.
+	carry() {
+		local n sum
+		carry_to() { must $1 "echo $(base64 -w 0 "/srv/plans/$2/$1.json") | base64 -d | install -m 0600 /dev/stdin /etc/waystamp/$1.json.new && mv /etc/waystamp/$1.json.new /etc/waystamp/$1.json"; }
+		for n in a b c; do carry_to $n $1; done
+		for n in a b c; do
+			sum=$(sha256sum <"/srv/plans/$1/$n.json" | cut -c 1-12)
+			until_true 120 on $n "waystamp status --instance $n | grep $sum"
+		done
+	}
+	epoch() { must a "waystamp get paths --instance a -o json" | tr -d ' \n' | grep -o '"epoch":[0-9]*' | sort -u | paste -s; }
+	change() {
+		carry 1-both
+		carry 2-turn
+		sleep 5 # the last packets of the old epoch, as the page says
+		carry nodes
+	}
+	was=$(epoch)
+	under_load change
+	[ "$(epoch)" != "$was" ] || fail "a's epochs were and are $was"
+	echo "epochs of a: $was before, $(epoch) now"
+	download
+fi
+
 if step upgrade "an upgrade under load loses nothing"; then
 	upgrade() {
 		local n was

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian package on three machines of one release and runs the smallest domain on them, as docs/how-to/install.md
-# says: apt, systemd, a chain over virtio, XDP, an upgrade under load, the agent without root, a reboot, removal. The machines
+# says: apt, systemd, a chain over virtio, XDP, fresh secrets and an upgrade under load, the agent without root, a reboot, removal. The machines
 # are qemu guests without KVM, on a bus of datagrams on this machine's loopback; hosts are network namespaces in the guests.
 #
 #   [NIC=e1000e] [QUEUES=4] [FROM=COMMIT] test/guests/run.sh [bookworm|trixie] [STEP ...]        (make test-guests RELEASE=trixie STEPS='reboot controller')
@@ -120,6 +120,7 @@ sed 's/role: core}/role: core, datapath: xdp}/' examples/minimal.yaml >$work/xdp
 grep -q 'datapath: xdp' $work/xdp.yaml || fail "examples/minimal.yaml has no core interface that could have XDP"
 $before/bin/waystamp plan -f $work/xdp.yaml --out $work/plans >/dev/null
 cp -r $work/plans/nodes $root/srv/nodes-xdp
+cp -r $work/plans $root/srv/plans # for changes of the guests' own
 cat >$root/etc/systemd/system/guest.service <<'UNIT'
 [Unit]
 After=multi-user.target

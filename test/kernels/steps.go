@@ -76,10 +76,10 @@ func allSteps() []step {
 			"TestOwnTrafficTakesAChain", "TestSendersLearnWhatAChainTakes", "TestCompressedAndReducedChainsCarryTCP", "TestTheKernelsEndIsAWaypoint",
 		}},
 		{name: "proxies", pkg: "test/e2e", run: []string{"TestTCPThroughAFunctionLosesNoStamp$/^(" + strings.Join(functionWays, "|") + ")$"}},
-		// What the kernel of make test lacks: bonds, VLANs, SCTP, netem; its own routers of labels, and FRR's.
-		{name: "links", pkg: "test/e2e", run: []string{"TestStockChain", "TestStockDuplicates", "TestStockLoss", "TestStockReordering", "TestStockSCTP"}},
+		// What the kernel of make test lacks: bonds, VLANs, SCTP, netem; its own routers of labels, and FRR's. Besides, bridges and a macvlan.
+		{name: "links", pkg: "test/e2e", run: []string{"TestChainOver", "TestStockChain", "TestStockDuplicates", "TestStockLoss", "TestStockReordering", "TestStockSCTP"}},
 		{name: "mpls", pkg: "test/e2e", run: []string{"TestStockFRR", "TestStockLabels", "TestStockRouters"}, more: frr},
-		{name: "xdp", pkg: "test/e2e", run: []string{"TestXDP"}},
+		{name: "xdp", pkg: "test/e2e", run: []string{"TestXDP", "TestStockXDP"}},
 		{name: "xdp-programs", pkg: "internal/dataplane", run: []string{"TestXDP", "TestFunctionBehindDevicesWithXDPIsPassedByXDP$"}},
 		{name: "own", pkg: "test/e2e", run: []string{"TestNftablesChoosesAChain$", "TestOwnSocketsLearnWhatAChainTakes$", "TestAgentsNeedNoRoot$", "TestPinsOfRootMove"}, more: []string{"setpriv"}},
 		{name: "functions", pkg: "test/e2e", asked: true, run: []string{"TestTheExampleOfFunctionsRuns$", "TestWhatNetfilterDoesToAPacketAndItsProof$"}},
