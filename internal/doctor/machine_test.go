@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +20,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -29,6 +31,29 @@ func must(t *testing.T, errs ...error) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// soon is a deadline for what the kernel does by itself.
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), await.Limit(time.Minute))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// untilDown waits until the kernel says that an interface is down: up to a second after its other end (linkwatch).
+func untilDown(t *testing.T, net *host.Net, name string) error {
+	down := errors.New("it is down")
+	err := net.Watch(soon(t), host.ChangeLinks, func() error {
+		l, err := net.Link(name)
+		if err == nil && !l.Up {
+			return down
+		}
+		return err
+	})
+	if errors.Is(err, down) {
+		return nil
+	}
+	return err
 }
 
 // node is r1 in a namespace of its own, as it should be.
@@ -45,6 +70,7 @@ func node(t *testing.T) Machine {
 		must(t, net.AddVeth(host.Veth{Name: name, PeerName: name + "-peer"}))
 		must(t, net.SetMTU(name, 1700), net.SetUp(name), net.SetUp(name+"-peer"), net.SetSysctl("net/ipv6/conf/"+name+"/forwarding", "1"))
 	}
+	must(t, net.WaitUp(soon(t), "edge", "core", "far"))
 	d := model.Domain{
 		Block: netip.MustParsePrefix("fc00::/48"),
 		Nodes: []model.Node{
@@ -99,7 +125,11 @@ func TestEachFaultOfANodeIsFound(t *testing.T) {
 		"kernel's SRv6":     {both(set("all/seg6_enabled", "1"), set("edge/seg6_enabled", "1")), both(set("all/seg6_enabled", "0"), set("edge/seg6_enabled", "0")), "seg6", "segment routing is on, on interface edge", "sysctl -w net.ipv6.conf.edge.seg6_enabled=0"},
 		"IPv6 off":          {set("core/disable_ipv6", "1"), set("core/disable_ipv6", "0"), "ipv6", "IPv6 is switched off on interface core", "sysctl -w net.ipv6.conf.core.disable_ipv6=0"},
 		"narrower than due": {mtu(1599), mtu(1700), "mtu", "interface core has an MTU of 1599, and the plan counts on 1600", "ip link set core mtu 1600"},
-		"down":              {func() error { return m.Net.SetDown("edge-peer") }, func() error { return m.Net.SetUp("edge-peer") }, "interface", "edge interface edge is down", "ip link set edge up"},
+		"down": {
+			func() error { return errors.Join(m.Net.SetDown("edge-peer"), untilDown(t, m.Net, "edge")) },
+			func() error { return errors.Join(m.Net.SetUp("edge-peer"), m.Net.WaitUp(soon(t), "edge")) },
+			"interface", "edge interface edge is down", "ip link set edge up",
+		},
 		"in a bridge": {
 			func() error { return m.Net.AddBridge("br0", "edge") }, func() error { return m.Net.DeleteLink("br0") },
 			"master", "interface edge belongs to br0, of kind bridge", "ip link set edge nomaster",

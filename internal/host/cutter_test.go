@@ -24,6 +24,7 @@ func anonymousNet(t *testing.T) *Net {
 
 func checkCutter(t *testing.T, n *Net, c Cutter) (in, out Link) {
 	t.Helper()
+	must(t, n.WaitUp(soon(t), c.In, c.Out)) // the kernel says so up to a second later (linkwatch)
 	for _, w := range []struct {
 		name string
 		l    *Link

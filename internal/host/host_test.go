@@ -25,8 +25,10 @@ import (
 // These tests configure real namespaces, and fail where they cannot: a test
 // that did not run has shown nothing.
 
+// init runs on the first thread, and keeps TestMain there until that has served, see below.
+func init() { runtime.LockOSThread() }
+
 func TestMain(m *testing.M) {
-	runtime.LockOSThread() // until the first thread has served, see below
 	if err := Require(FeatureNetAdmin, FeatureNamespaces, FeatureIPv6, FeatureVeth, FeatureSEG6Local); err != nil {
 		fmt.Fprintln(os.Stderr, "internal/host:", err)
 		os.Exit(1)
