@@ -25,8 +25,8 @@ import (
 // These tests configure real namespaces, and fail where they cannot: a test
 // that did not run has shown nothing.
 
-// init runs on the first thread, and keeps TestMain there until that has served, see below.
-func init() { runtime.LockOSThread() }
+// Variables are initialised on the process's first thread: TestMain stays there until that has served, see below.
+var _ = func() bool { runtime.LockOSThread(); return true }()
 
 func TestMain(m *testing.M) {
 	if err := Require(FeatureNetAdmin, FeatureNamespaces, FeatureIPv6, FeatureVeth, FeatureSEG6Local); err != nil {
