@@ -237,6 +237,7 @@ if step upgrade "an upgrade under load loses nothing"; then
 	under_load upgrade
 	now=$(loaded)
 	echo "tag of ws_core_tc on b: $was before, $now now"
+	[ -n "$now" ] || fail "b: bpftool shows no program ws_core_tc"
 	must b "waystamp version" | grep -q "^ws_core_tc .*$now" || fail "b: waystamp version does not name the tag $now of the program that is loaded"
 	[ "$(must b "dpkg-query -Wf '\${Version}\\n' waystamp")" = 1.1 ] || fail "b has another version"
 fi

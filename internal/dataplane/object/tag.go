@@ -21,7 +21,7 @@ type Tag struct {
 }
 
 // Tag hashes the instructions as bpf_prog_calc_tag does: without the maps that they load, which
-// differ from load to load. Nil: the program is relocated for the kernel that loads it, so each has a tag of its own for it.
+// differ from load to load. Nil: CO-RE relocates the program for the kernel that loads it, so its tag differs from kernel to kernel.
 func (o Object) Tag() (*Tag, error) {
 	spec, err := o.Load()
 	if err != nil {
